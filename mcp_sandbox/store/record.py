@@ -1,0 +1,106 @@
+"""What the registry remembers of one sandbox."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from mcp_sandbox.core.errors import StateError
+from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.core.snapshot import SnapshotId
+from mcp_sandbox.store.encoding import decode
+
+__all__ = ["Owner", "SandboxRecord", "now"]
+
+
+def now() -> str:
+    """Return the present time, UTC, ISO 8601 with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose a sandbox is, and for which project."""
+
+    principal: str
+    """The OS user over stdio, the subject of the token over HTTP."""
+    project: str
+    """Real path of the project on the host; empty without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRecord:
+    """One sandbox as the registry remembers it, whatever the engine says.
+
+    Fields may be added at will: old versions keep what they do not know. `SCHEMA` rises when an old version would
+    misread the record.
+    """
+
+    SCHEMA: ClassVar[int] = 1
+
+    id: SandboxId
+    provider: str
+    principal: str
+    project: str
+    created_at: str
+    """UTC, ISO 8601."""
+    last_used_at: str
+    """UTC, ISO 8601; at most a minute late."""
+    name: str = ""
+    is_default: bool = False
+    """Whether calls without a handle, from the project it belongs to, mean this one."""
+    parent: SnapshotId | None = None
+    """The snapshot that it last took, was restored to, or was made from."""
+    image: str | None = None
+    network: str = "none"
+    workspace: str = "empty"
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is."""
+        return Owner(principal=self.principal, project=self.project)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain data."""
+        return {"schema": self.SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "SandboxRecord":
+        """Read a record, passing over fields that this version does not know.
+
+        Raises:
+            StateError: A newer version wrote it in a way that this one would misread, or it is not a record.
+        """
+        schema = data.get("schema")
+        if isinstance(schema, int) and schema > cls.SCHEMA:
+            raise StateError(
+                "Sandbox record not read",
+                why=f"a newer mcp-sandbox wrote it (schema {schema}, this version knows {cls.SCHEMA})",
+                fix="Upgrade mcp-sandbox",
+            )
+        names = [field.name for field in fields(cls) if field.name in data]
+        try:
+            return cls(**{name: _checked(name, data[name]) for name in names})
+        except TypeError as error:
+            raise _damaged(str(error)) from error
+
+    @classmethod
+    def parse(cls, text: bytes) -> "SandboxRecord":
+        """Read a record from the bytes of its file; `StateError` as for `from_json`."""
+        try:
+            return cls.from_json(decode(text))
+        except ValueError as error:
+            raise _damaged(str(error)) from error
+
+
+def _checked(name: str, value: object) -> Any:
+    expected = bool if name == "is_default" else str
+    if isinstance(value, expected) or (value is None and name in ("parent", "image")):
+        return value
+    raise TypeError(f"{name} is {value!r}")
+
+
+def _damaged(why: str) -> StateError:
+    return StateError(
+        "Sandbox record not read", why=f"it is damaged ({why})", fix="Remove its directory from the registry"
+    )

@@ -1,0 +1,301 @@
+"""The sandboxes that exist, one directory each, shared by every server and command of one OS user.
+
+Mutations happen under one short lock (never held across a call to an engine) and become visible in one rename, so a
+process that is killed at any point leaves the old state, the new one, or an unfinished thing that nobody reads.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError
+from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.store.atomic import UNFINISHED, locked, sweep_unfinished, sync_directory, write_atomically
+from mcp_sandbox.store.encoding import decode, encode
+from mcp_sandbox.store.identity import ID_PATTERN, ID_PREFIX
+from mcp_sandbox.store.record import Owner, SandboxRecord
+
+__all__ = ["DefaultRecord", "Registry", "Stamp"]
+
+_LOG = logging.getLogger(__name__)
+_RECORD, _LOCK, _CREATING, _USED = "record.json", "lock", "creating", "used"
+
+
+class DefaultRecord(NamedTuple):
+    """A project's default sandbox, and whether it was entered just now."""
+
+    record: SandboxRecord
+    is_new: bool
+
+
+class Stamp(NamedTuple):
+    """Tells one state of a record from every other one."""
+
+    inode: int
+    modified_ns: int
+
+
+class Registry:
+    """Every method blocks for a fraction of a millisecond to a few; call them in a thread, except `stamp` and `touch`.
+
+    Args:
+        directory: An existing private directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[SandboxId, tuple[Stamp, SandboxRecord]] = {}
+        self._swept = False
+
+    def directory(self, sandbox_id: SandboxId) -> Path:
+        """Return the directory of one sandbox, which holds its record, its lock and whatever belongs to it."""
+        return self._directory / sandbox_id
+
+    def lock(self, sandbox_id: SandboxId) -> Path:
+        """Return the file to lock around long changes to a sandbox: create, snapshot, restore, destroy."""
+        return self._directory / sandbox_id / _LOCK
+
+    def stamp(self, sandbox_id: SandboxId) -> Stamp | None:
+        """Return what changes with the record; `None` if there is none. One system call."""
+        try:
+            found = os.stat(f"{self._directory}/{sandbox_id}/{_RECORD}")  # noqa: PTH116 (on the path of every exec)
+        except OSError:
+            return None
+        return Stamp(found.st_ino, found.st_mtime_ns)
+
+    def touch(self, sandbox_id: SandboxId) -> None:
+        """Note that a sandbox is in use. Neither rewrites its record nor disturbs whoever cached it."""
+        with suppress(OSError):
+            os.utime(self._directory / sandbox_id / _USED)
+
+    def add(self, record: SandboxRecord) -> None:
+        """Enter a sandbox that is about to be created.
+
+        Raises:
+            StateError: The id is taken, or the name is, in the same project.
+        """
+        with self._locked():
+            self._add(record)
+
+    def is_creating(self, sandbox_id: SandboxId) -> bool:
+        """Whether the engine was never seen to have this sandbox."""
+        return (self._directory / sandbox_id / _CREATING).exists()
+
+    def mark_created(self, sandbox_id: SandboxId) -> None:
+        """Note that the engine has it."""
+        (self._directory / sandbox_id / _CREATING).unlink(missing_ok=True)
+
+    def get(self, sandbox_id: SandboxId) -> SandboxRecord:
+        """Return one record.
+
+        Raises:
+            NotFoundError: There is none.
+            StateError: It cannot be read by this version.
+        """
+        record = self._read(sandbox_id)
+        if record is None:
+            raise NotFoundError(
+                f"No sandbox {sandbox_id!r}",
+                why="it does not exist or was destroyed",
+                fix="Call sandbox_list, or leave `sandbox` away to use the project's own",
+            )
+        return record
+
+    def list(self, *, principal: str, project: str | None = None) -> tuple[SandboxRecord, ...]:
+        """Return the records of one principal, oldest first; of one project, or of all with `None`."""
+        return tuple(
+            sorted(
+                (
+                    found
+                    for found in self._scan()
+                    if isinstance(found, SandboxRecord)
+                    and found.principal == principal
+                    and project in (None, found.project)
+                ),
+                key=lambda record: (record.created_at, record.id),
+            )
+        )
+
+    def find(self, handle: str, *, principal: str, project: str | None = None) -> SandboxRecord:
+        """Return the sandbox that a handle means: its id, its name, or a unique prefix of its id.
+
+        A whole id is unguessable, so it is good in every project of the principal; the others only in `project`.
+
+        Raises:
+            NotFoundError: None does; names near ones.
+            InvalidRequestError: Several do.
+        """
+        handle = handle.strip()
+        if ID_PATTERN.match(handle):
+            record = self.get(SandboxId(handle))
+            if record.principal == principal:
+                return record
+        records = self.list(principal=principal, project=project)
+        prefix = handle.lower().removeprefix(ID_PREFIX)
+        matches = [record for record in records if handle and record.name == handle] or [
+            record for record in records if prefix and record.id.startswith(ID_PREFIX + prefix)
+        ]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise InvalidRequestError(
+                f"Sandbox {handle!r} not chosen",
+                why=f"it means {len(matches)} sandboxes: {_listed(matches)}",
+                fix="Give more of the id",
+            )
+        raise _no_such(handle, records)
+
+    def default_for(self, owner: Owner, make: Callable[[], SandboxRecord]) -> DefaultRecord:
+        """Return the default sandbox of a project, entering what `make` returns if there is none.
+
+        However many processes ask at once, one of them enters it.
+
+        Raises:
+            StateError: There is one, but this version cannot read it.
+        """
+        if (found := self._default(owner)) is not None:
+            return DefaultRecord(found, is_new=False)
+        with self._locked():
+            if (found := self._default(owner)) is not None:
+                return DefaultRecord(found, is_new=False)
+            record = make()
+            self._add(record)
+            return DefaultRecord(record, is_new=True)
+
+    def update(self, sandbox_id: SandboxId, **changes: object) -> SandboxRecord:
+        """Change fields of a record and return it; fields that only newer versions know stay as they are.
+
+        Raises:
+            NotFoundError: There is no such sandbox (any more).
+        """
+        with self._locked():
+            record = replace(self.get(sandbox_id), **changes)
+            path = self._directory / sandbox_id / _RECORD
+            sweep_unfinished(path.parent)
+            write_atomically(path, encode({**decode(path.read_bytes()), **record.to_json()}))
+            return record
+
+    def remove(self, sandbox_id: SandboxId) -> None:
+        """Forget a sandbox and everything in its directory. No-op if there is none."""
+        grave = self._directory / f"{UNFINISHED}gone-{sandbox_id}"
+        with self._locked():
+            shutil.rmtree(grave, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                (self._directory / sandbox_id).rename(grave)
+        self._known.pop(sandbox_id, None)
+        shutil.rmtree(grave, ignore_errors=True)
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self._directory / _LOCK)
+
+    def _add(self, record: SandboxRecord) -> None:
+        self._sweep()
+        final = self._directory / record.id
+        if final.exists():
+            raise StateError("Sandbox not created", why=f"there is one with the id {record.id!r}", fix="Use another id")
+        if record.name and any(
+            other.name == record.name for other in self.list(principal=record.principal, project=record.project)
+        ):
+            raise StateError(
+                "Sandbox not created",
+                why=f"this project has one with the name {record.name!r}",
+                fix="Choose another name, or destroy that one first",
+            )
+        beside = self._directory / f"{UNFINISHED}{record.id}"
+        beside.mkdir(mode=0o700)
+        for name in (_CREATING, _USED, _LOCK):
+            (beside / name).touch(mode=0o600)
+        write_atomically(beside / _RECORD, encode(record.to_json()))
+        beside.rename(final)
+        sync_directory(self._directory)
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left, once; the lock is held, so nobody is building anything."""
+        if not self._swept:
+            for entry in self._directory.glob(f"{UNFINISHED}*"):
+                shutil.rmtree(entry, ignore_errors=True)
+            self._swept = True
+
+    def _default(self, owner: Owner) -> SandboxRecord | None:
+        for found in self._scan():
+            if isinstance(found, SandboxRecord):
+                if found.is_default and found.owner == owner:
+                    return found
+            elif (found.raw.get("is_default"), found.raw.get("principal"), found.raw.get("project")) == (
+                True,
+                owner.principal,
+                owner.project,
+            ):
+                raise found.error
+        return None
+
+    def _scan(self) -> "Iterator[SandboxRecord | _Unreadable]":
+        for entry in os.listdir(self._directory):  # noqa: PTH208 (names only)
+            if not ID_PATTERN.match(entry):
+                continue
+            sandbox_id = SandboxId(entry)
+            try:
+                record = self._read(sandbox_id)
+            except StateError as error:
+                _LOG.warning("record of sandbox %s: %s", sandbox_id, error)
+                yield _Unreadable(error, self._raw(sandbox_id))
+            else:
+                if record is not None:
+                    yield record
+
+    def _read(self, sandbox_id: SandboxId) -> SandboxRecord | None:
+        stamp = self.stamp(sandbox_id)
+        if stamp is None:
+            return None
+        known = self._known.get(sandbox_id)
+        if known is None or known[0] != stamp:
+            try:
+                text = (self._directory / sandbox_id / _RECORD).read_bytes()
+            except FileNotFoundError:
+                return None
+            known = self._known[sandbox_id] = (stamp, SandboxRecord.parse(text))
+        return replace(known[1], last_used_at=self._used_at(known[1]))
+
+    def _raw(self, sandbox_id: SandboxId) -> dict[str, Any]:
+        try:
+            return dict(decode((self._directory / sandbox_id / _RECORD).read_bytes()))
+        except (OSError, ValueError):
+            return {}
+
+    def _used_at(self, record: SandboxRecord) -> str:
+        try:
+            used = (self._directory / record.id / _USED).stat().st_mtime
+        except OSError:
+            return record.last_used_at
+        at = datetime.fromtimestamp(used, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return max(at, record.last_used_at)
+
+
+class _Unreadable(NamedTuple):
+    error: StateError
+    raw: dict[str, Any]
+
+
+def _listed(records: "list[SandboxRecord] | tuple[SandboxRecord, ...]", most: int = 5) -> str:
+    shown = [f"{record.id[:11]}{f' ({record.name})' if record.name else ''}" for record in records[:most]]
+    return ", ".join(shown) + (f" and {len(records) - most} more" if len(records) > most else "")
+
+
+def _no_such(handle: str, records: tuple[SandboxRecord, ...]) -> NotFoundError:
+    handle = handle[:64]
+    names = {name: record for record in records for name in (record.name, record.id) if name}
+    near = [names[name] for name in get_close_matches(handle, names, n=3, cutoff=0.6)]
+    if near:
+        fix = f"Use {_listed(near)}, if that is meant"
+    elif records:
+        fix = f"There are {_listed(records)}; without `sandbox` the project's own is used"
+    else:
+        fix = "There are none; leave `sandbox` away to use the project's own, made on first use"
+    return NotFoundError(f"No sandbox {handle!r}", why="no id, name or prefix of an id matches", fix=fix)

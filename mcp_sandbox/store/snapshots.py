@@ -1,0 +1,189 @@
+"""The records of snapshots: one file each, named by its id, never changed, checked whenever it is read."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from mcp_sandbox.core.capability import Facet
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, SnapshotCorruptError, StateError
+from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId
+from mcp_sandbox.store.atomic import sweep_unfinished, sync_directory, write_once
+from mcp_sandbox.store.encoding import decode, encode
+from mcp_sandbox.store.record import Owner
+
+__all__ = ["SnapshotStore", "StoredSnapshot"]
+
+_LOG = logging.getLogger(__name__)
+_SCHEMA = 1
+_ID = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSnapshot:
+    """A snapshot and whose it is; the id covers the snapshot alone, so that more can be attached later."""
+
+    snapshot: Snapshot
+    owner: Owner
+
+    @property
+    def id(self) -> SnapshotId:
+        """The id of the snapshot."""
+        return self.snapshot.id
+
+
+class SnapshotStore:
+    """Every method blocks; call them in a thread.
+
+    Args:
+        directory: An existing private directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[SnapshotId, StoredSnapshot] = {}
+
+    def save(self, stored: StoredSnapshot) -> None:
+        """Write a record, durably and once; saving it again changes nothing."""
+        sweep_unfinished(self._directory)
+        fields = asdict(stored.snapshot)
+        fields["native"]["holds"] = sorted(stored.snapshot.native.holds)
+        write_once(self._path(stored.id), encode({"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner)}))
+
+    def load(self, snapshot_id: SnapshotId) -> StoredSnapshot:
+        """Return one record.
+
+        Raises:
+            NotFoundError: There is none.
+            SnapshotCorruptError: Its bytes do not match its id.
+            StateError: A newer version wrote it.
+        """
+        try:
+            text = self._path(snapshot_id).read_bytes()
+        except FileNotFoundError:
+            raise _no_such(snapshot_id, ()) from None
+        return _parsed(snapshot_id, text)
+
+    def list(self, *, principal: str, project: str | None = None) -> tuple[StoredSnapshot, ...]:
+        """Return the snapshots of one principal, oldest first; of one project, or of all with `None`.
+
+        Damaged ones are passed over, with a line in the log.
+        """
+        return tuple(
+            sorted(
+                (
+                    stored
+                    for stored in self._scan()
+                    if stored.owner.principal == principal and project in (None, stored.owner.project)
+                ),
+                key=lambda stored: (stored.snapshot.created_at, stored.id),
+            )
+        )
+
+    def find(self, prefix: str, *, principal: str, project: str | None = None) -> StoredSnapshot:
+        """Return the snapshot whose id begins with `prefix`, read from the disk and checked.
+
+        A whole id is good in every project of the principal; a prefix only in `project`.
+
+        Raises:
+            NotFoundError: There is none; names near ones.
+            InvalidRequestError: There are several.
+            SnapshotCorruptError: Its bytes do not match its id.
+        """
+        wanted = prefix.strip().lower()
+        if _ID.match(wanted):
+            if not self._path(SnapshotId(wanted)).exists():
+                raise _no_such(prefix, self.list(principal=principal, project=project))
+            stored = self.load(SnapshotId(wanted))
+            if stored.owner.principal == principal:
+                return stored
+        known = self.list(principal=principal, project=project)
+        matches = [stored for stored in known if wanted and stored.id.startswith(wanted)]
+        if len(matches) > 1:
+            raise InvalidRequestError(
+                f"Snapshot {prefix!r} not chosen",
+                why=f"{len(matches)} ids begin with it: {', '.join(stored.id[:16] for stored in matches[:5])}",
+                fix="Give more of the id",
+            )
+        if matches:
+            return self.load(matches[0].id)
+        for damaged in self._names():
+            if len(wanted) >= 8 and damaged.startswith(wanted):
+                self.load(damaged)
+        raise _no_such(prefix, known)
+
+    def delete(self, snapshot_id: SnapshotId) -> None:
+        """Remove a record. No-op if there is none."""
+        self._path(snapshot_id).unlink(missing_ok=True)
+        self._known.pop(snapshot_id, None)
+        sync_directory(self._directory)
+
+    def _path(self, snapshot_id: SnapshotId) -> Path:
+        return self._directory / f"{snapshot_id}.json"
+
+    def _names(self) -> "Iterator[SnapshotId]":
+        for path in self._directory.glob("*.json"):
+            if _ID.match(path.stem):
+                yield SnapshotId(path.stem)
+
+    def _scan(self) -> Iterator[StoredSnapshot]:
+        # Records never change, so what was read once is known; a deleted one is not among the names any more.
+        for snapshot_id in self._names():
+            if snapshot_id not in self._known:
+                try:
+                    self._known[snapshot_id] = self.load(snapshot_id)
+                except (NotFoundError, SnapshotCorruptError, StateError) as error:
+                    _LOG.warning("record of snapshot %s: %s", snapshot_id, error)
+                    continue
+            yield self._known[snapshot_id]
+
+
+def _parsed(snapshot_id: SnapshotId, text: bytes) -> StoredSnapshot:
+    try:
+        data = decode(text)
+        schema = data["schema"]
+        if isinstance(schema, int) and schema > _SCHEMA:
+            raise StateError(
+                f"Snapshot {snapshot_id[:12]} not read",
+                why=f"a newer mcp-sandbox wrote it (schema {schema}, this version knows {_SCHEMA})",
+                fix="Upgrade mcp-sandbox",
+            )
+        stored = StoredSnapshot(
+            snapshot=_snapshot(data["snapshot"]),
+            owner=Owner(principal=str(data["principal"]), project=str(data["project"])),
+        )
+        digest = stored.id
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(snapshot_id, "its record cannot be read") from error
+    if digest != snapshot_id:
+        raise _corrupt(snapshot_id, f"its record has the digest {digest[:12]}")
+    return stored
+
+
+def _snapshot(fields: Mapping[str, Any]) -> Snapshot:
+    native: dict[str, Any] = {**fields["native"]}
+    native["holds"] = frozenset(Facet(facet) for facet in native["holds"])
+    whole: dict[str, Any] = {**fields, "native": NativeContent(**native)}
+    return Snapshot(**whole)
+
+
+def _corrupt(snapshot_id: SnapshotId, why: str) -> SnapshotCorruptError:
+    return SnapshotCorruptError(
+        f"Snapshot {snapshot_id[:12]} is damaged", why=why, fix="Use another snapshot; snapshot_list shows them"
+    )
+
+
+def _no_such(prefix: str, known: tuple[StoredSnapshot, ...]) -> NotFoundError:
+    prefix = prefix[:64]
+    near = get_close_matches(prefix, [stored.id[: len(prefix)] for stored in known], n=3, cutoff=0.7)
+    newest = [stored.id[:12] for stored in known[-3:]]
+    if prefix and near:
+        fix = f"Use {' or '.join(near)}, if that is meant"
+    elif newest:
+        fix = f"The newest are {', '.join(reversed(newest))}; snapshot_list shows all"
+    else:
+        fix = "There are none yet; snapshot_create takes one"
+    return NotFoundError(f"No snapshot {prefix!r}", why="no id begins with it", fix=fix)
