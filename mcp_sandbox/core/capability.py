@@ -1,0 +1,99 @@
+"""What one opened provider can do: facts found when it opened, never assumptions about its class."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+__all__ = ["Capabilities", "Facet", "Isolation", "NetworkMode", "Support", "Verb", "VerbSupport"]
+
+
+class Isolation(IntEnum):
+    """Strength of the boundary, weakest first, so that "at least" is `>=`."""
+
+    NONE = 0
+    NAMESPACE = 1
+    CONTAINER = 2
+    USER_KERNEL = 3
+    MICROVM = 4
+
+
+class NetworkMode(StrEnum):
+    """What a sandbox may reach."""
+
+    NONE = "none"
+    ALLOWLIST = "allowlist"
+    FULL = "full"
+
+
+class Facet(StrEnum):
+    """What a snapshot or a pause holds."""
+
+    FILES = "files"
+    ENV = "env"
+    MEMORY = "memory"
+
+
+class Verb(StrEnum):
+    """The optional verbs of the border; every other verb works on every provider."""
+
+    SNAPSHOT = "snapshot"
+    RESTORE = "restore"
+    CREATE_FROM_SNAPSHOT = "create_from_snapshot"
+    FORK = "fork"
+    EXPORT = "export"
+    PAUSE = "pause"
+    RESUME = "resume"
+    EXPOSE = "expose"
+    METRICS = "metrics"
+    EXTEND = "extend"
+    UPDATE_NETWORK = "update_network"
+
+
+class Support(StrEnum):
+    """How a verb is served."""
+
+    NATIVE = "native"
+    EMULATED = "emulated"
+    NONE = "none"
+
+
+class VerbSupport(NamedTuple):
+    """How one verb is served, and what a user should know about it."""
+
+    support: Support
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Filled by a provider when it opens, after it has looked at its engine."""
+
+    isolation: Isolation
+    verbs: Mapping[Verb, VerbSupport] = field(default_factory=dict[Verb, VerbSupport])
+    """Verbs that are not listed are refused."""
+    runs_programs: bool = True
+    """Whether `exec` runs real programs with a POSIX shell; only the in-memory double says no."""
+    snapshot_holds: frozenset[Facet] = frozenset()
+    snapshot_side_effect: str = ""
+    """What taking a snapshot does to the live sandbox, for a reader; empty where it does nothing."""
+    pause_holds: frozenset[Facet] = frozenset()
+    network: frozenset[NetworkMode] = frozenset({NetworkMode.NONE})
+    """Modes the engine really enforces."""
+    secrets: frozenset[str] = frozenset()
+    """Ways a credential can be brokered without entering the sandbox."""
+    limits: frozenset[str] = frozenset()
+    """Names of the fields of `Limits` that the engine really enforces."""
+    ports_declared_at_create: bool = False
+    max_lifetime_s: float | None = None
+    writable_roots: tuple[str, ...] = ("/",)
+    max_concurrent: int = 64
+    """Commands that may run at once in one sandbox."""
+    root_inside: bool = True
+    """Whether the user inside is root, and can install system packages where the network allows."""
+    owners: bool = False
+    """Whether files can belong to several users; else every owner is one and the same."""
+
+    def supports(self, verb: Verb) -> bool:
+        """Whether `verb` is served at all."""
+        return self.verbs.get(verb, VerbSupport(Support.NONE)).support is not Support.NONE

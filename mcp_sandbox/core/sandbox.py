@@ -1,0 +1,91 @@
+"""What is asked for when a sandbox is created, and what is observed of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from mcp_sandbox.core.capability import NetworkMode
+
+__all__ = [
+    "WORKSPACE",
+    "Limits",
+    "SandboxId",
+    "SandboxInfo",
+    "SandboxSpec",
+    "SandboxState",
+    "Workspace",
+    "WorkspaceMode",
+]
+
+SandboxId = NewType("SandboxId", str)
+"""`sb_` and 26 characters of base32 (128 bits)."""
+
+WORKSPACE = "/workspace"
+"""The directory the model works in, in every sandbox."""
+
+
+class SandboxState(StrEnum):
+    """Whether a sandbox has processes."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """Its files are there; the next use starts it."""
+    GONE = "gone"
+    """The engine does not know it any more."""
+
+
+class WorkspaceMode(StrEnum):
+    """What `/workspace` starts as."""
+
+    EMPTY = "empty"
+    OVERLAY = "overlay"
+    """The project, copy-on-write: the host's files stay as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """What `/workspace` starts as, and from which directory of the host."""
+
+    mode: WorkspaceMode = WorkspaceMode.EMPTY
+    source: str | None = None
+    """Absolute real path on the host; `None` for `EMPTY`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Ceilings that the engine enforces; `None` asks for none."""
+
+    memory_bytes: int | None = None
+    cpu_count: float | None = None
+    pids: int | None = 512
+    open_files: int | None = 65_536
+    disk_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """A sandbox to create. A field that the provider cannot honour makes `create` fail before anything is made."""
+
+    id: SandboxId
+    """Chosen by the caller, so that a repeated `create` can be recognised."""
+    image: str | None = None
+    """What it boots from; `None` is the provider's default."""
+    workspace: Workspace = Workspace()
+    network: NetworkMode = NetworkMode.NONE
+    limits: Limits = Limits()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables of every command; the provider adds its fixed ones below them."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """`mcp-sandbox.owner`, `mcp-sandbox.expires` and the like, for whoever looks for orphans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxInfo:
+    """A sandbox as the engine sees it."""
+
+    id: SandboxId
+    state: SandboxState
+    created_at: str
+    """UTC, ISO 8601."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -1,0 +1,64 @@
+"""An immutable capture of one sandbox: a small record that names its content."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import NewType
+
+from mcp_sandbox.core.capability import Facet
+from mcp_sandbox.core.sandbox import SandboxId
+
+__all__ = ["NativeContent", "Snapshot", "SnapshotId", "SnapshotRequest"]
+
+SnapshotId = NewType("SnapshotId", str)
+"""Hex SHA-256 of the record's canonical form. Any unique prefix will do for a user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRequest:
+    """Take a snapshot."""
+
+    holds: frozenset[Facet] = frozenset({Facet.FILES})
+    """What it must hold at least; a provider that cannot refuses before it touches anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeContent:
+    """Content that stays with the provider that made it."""
+
+    provider: str
+    ref: str
+    """The provider's own name for it: layers, an image, a checkpoint."""
+    holds: frozenset[Facet]
+    size_bytes: int
+    """Bytes that this snapshot alone added."""
+    paused_s: float = 0.0
+    """How long processes stood still while it was taken; 0 when none ran."""
+    method: str = ""
+    """How it was taken, for a reader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The record of one snapshot. Every field is covered by its id."""
+
+    sandbox: SandboxId
+    parent: SnapshotId | None
+    """The snapshot that the sandbox last took or was restored to."""
+    created_at: str
+    """UTC, ISO 8601."""
+    note: str
+    native: NativeContent
+    cwd: str = "/workspace"
+    schema: int = 1
+
+    def canonical(self) -> bytes:
+        """Return the bytes that the id is the digest of: JSON, sorted keys, no spaces, ASCII."""
+        fields = asdict(self)
+        fields["native"]["holds"] = sorted(self.native.holds)
+        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def id(self) -> SnapshotId:
+        """The digest of the canonical form."""
+        return SnapshotId(hashlib.sha256(self.canonical()).hexdigest())

@@ -1,0 +1,188 @@
+/* Init of a sandbox: one thread, one poll loop. It answers its peers, reaps, and ends with the last of them. */
+#include "guest.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+
+#define PEERS_MAX 64
+
+struct settings settings = {.listener = -1, .first = -1};
+static struct connection peers[PEERS_MAX];
+static int peer_count, freezer = -1;
+
+static void add_peer(int fd) {
+  if (peer_count == PEERS_MAX) {
+    close(fd);
+    return;
+  }
+  peers[peer_count++] = (struct connection){.fd = fd};
+  struct message m = {.length = 0};
+  put_u32(&m, PROTOCOL_VERSION);
+  send_frame(fd, T_WELCOME, 0, m.data, m.length, -1);
+}
+
+static void drop_peer(int i) {
+  int fd = peers[i].fd;
+  end_jobs_of(fd);
+  if (freezer == fd) {
+    thaw_all();
+    freezer = -1;
+  }
+  close(fd);
+  free(peers[i].partial);
+  peers[i] = peers[--peer_count];
+}
+
+/* A peer outside has no number in our pid namespace; one that has came from inside, where nobody may give orders. In a
+   container the bridge shares our namespace, so there the socket's directory is the wall. */
+static void accept_peer(bool inside_allowed) {
+  int fd = accept4(settings.listener, NULL, NULL, SOCK_CLOEXEC);
+  struct ucred who;
+  socklen_t size = sizeof who;
+  if (fd < 0) return;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0 || (who.pid != 0 && !inside_allowed)) close(fd);
+  else add_peer(fd);
+}
+
+static void count_answer(int peer, uint32_t id, int count) {
+  uint32_t number = (uint32_t)count;
+  if (count < 0) send_error(peer, id, -count, "processes");
+  else send_frame(peer, T_OK, id, &number, sizeof number, -1);
+}
+
+static void leave(uint32_t reason) {
+  for (int i = 0; i < peer_count; i++) send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
+  _exit(0);
+}
+
+static void quiesce(int peer, uint32_t id) {
+  reap();
+  if (jobs || live_processes()) {
+    send_error(peer, id, EBUSY, "quiesce");
+    return;
+  }
+  send_frame(peer, T_OK, id, NULL, 0, -1);
+  leave(GOING_RESTART);
+}
+
+static void signal_request(int peer, uint32_t id, struct cursor *c) {
+  uint32_t target = take_u32(c), number = take_u32(c), scope = take_u32(c);
+  struct job *j = find_job(peer, target);
+  int error = c->bad || number > 64 ? EPROTO : 0, done = 0;
+  if (!error && j) {
+    done = scope == SCOPE_TREE ? signal_tree(j->pid, (int)number) : signal_group(j->pid, (int)number);
+    if (done < 0) error = errno;
+  }
+  if (error) send_error(peer, id, error, "signal");
+  else count_answer(peer, id, j ? done : 0);
+}
+
+static void dispatch(int peer, const struct head *head, struct cursor *c, int *fds, int count) {
+  uint32_t id = head->id;
+  switch (head->type) {
+  case T_EXEC: exec_command(peer, id, c, fds, count); break;
+  case T_SIGNAL: signal_request(peer, id, c); break;
+  case T_OPEN: file_open(peer, id, c); break;
+  case T_CREATE: file_create(peer, id, c); break;
+  case T_COMMIT: file_commit(peer, id, c); break;
+  case T_STAT: file_stat(peer, id, c); break;
+  case T_REMOVE: file_remove(peer, id, c); break;
+  case T_RENAME: file_rename(peer, id, c); break;
+  case T_MKDIR: file_mkdir(peer, id, c); break;
+  case T_PACK: count == 1 ? tree_pack(peer, id, c, fds[0]) : send_error(peer, id, EPROTO, "pack"); break;
+  case T_UNPACK: count == 1 ? tree_unpack(peer, id, c, fds[0]) : send_error(peer, id, EPROTO, "unpack"); break;
+  case T_LISTEN: net_listen(peer, id, c); break;
+  case T_CONNECT: net_connect(peer, id, c); break;
+  case T_LIVE: reap(); count_answer(peer, id, live_processes()); break;
+  case T_FREEZE: freezer = peer; count_answer(peer, id, freeze_all()); break;
+  case T_THAW: freezer = -1; count_answer(peer, id, thaw_all()); break;
+  case T_QUIESCE: quiesce(peer, id); break;
+  case T_SHUTDOWN: send_frame(peer, T_OK, id, NULL, 0, -1); leave(GOING_SHUTDOWN); break;
+  case T_PING: send_frame(peer, T_OK, id, NULL, 0, -1); break;
+  default: send_error(peer, id, ENOSYS, "request");
+  }
+}
+
+static bool serve_peer(struct connection *peer) {
+  struct head head;
+  int fds[FDS_MAX], count, got = receive_message(peer, &head, fds, &count);
+  if (got <= 0) return got == 0;
+  struct cursor c = {peer->partial, peer->partial + peer->length, false};
+  dispatch(peer->fd, &head, &c, fds, count);
+  for (int i = 0; i < count; i++) close(fds[i]);
+  peer->length = 0;
+  if (head.length > FRAME_MAX / 4) {
+    free(peer->partial);
+    peer->partial = NULL;
+  }
+  return true;
+}
+
+static long now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void serve(bool inside_allowed) {
+  struct pollfd watched[PEERS_MAX + 2];
+  sigset_t all, child;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, NULL);
+  sigemptyset(&child);
+  sigaddset(&child, SIGCHLD);
+  if (inside_allowed) sigaddset(&child, SIGTERM);
+  int signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (proc_fd < 0) proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (signals < 0 || proc_fd < 0) setup_fail("start the agent");
+  if (settings.first >= 0) add_peer(settings.first);
+  for (long alone_since = now_ms();;) {
+    int n = peer_count, wait = -1;
+    if (n) alone_since = 0;
+    else if (!alone_since) alone_since = now_ms();
+    if (!n && (wait = settings.grace_ms - (int)(now_ms() - alone_since)) <= 0) _exit(0);
+    watched[0] = (struct pollfd){signals, POLLIN, 0};
+    watched[1] = (struct pollfd){settings.listener, POLLIN, 0};
+    for (int i = 0; i < n; i++) watched[i + 2] = (struct pollfd){peers[i].fd, POLLIN, 0};
+    if (poll(watched, (nfds_t)n + 2, wait) < 0 && errno != EINTR) _exit(1);
+    if (watched[0].revents) {
+      struct signalfd_siginfo info;
+      while (read(signals, &info, sizeof info) == sizeof info)
+        if (info.ssi_signo == SIGTERM) leave(GOING_SHUTDOWN);
+      reap();
+    }
+    for (int i = n - 1; i >= 0; i--) /* backwards: dropping moves the last one down */
+      if (watched[i + 2].revents && !serve_peer(&peers[i])) drop_peer(i);
+    if (watched[1].revents) accept_peer(inside_allowed);
+  }
+}
+
+void agent_main(void) {
+  serve(false);
+  _exit(0);
+}
+
+/* Entry point of a container: the same agent, with its socket in a directory of its own that only root may enter. */
+void container_main(int argc, char **argv) {
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  const char *directory = argc > 2 ? argv[2] : "/.mcp-sandbox";
+  settings.grace_ms = argc > 3 ? atoi(argv[3]) : 60000;
+  snprintf(address.sun_path, sizeof address.sun_path, "%s/agent.sock", directory);
+  mkdir(directory, 0700);
+  unlink(address.sun_path);
+  settings.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (settings.listener < 0 || bind(settings.listener, (struct sockaddr *)&address, sizeof address) < 0 ||
+      listen(settings.listener, PEERS_MAX) < 0) {
+    dprintf(2, "mcp-sandbox guest: %s: %s\n", address.sun_path, strerror(errno));
+    _exit(70);
+  }
+  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+  serve(true);
+  _exit(0);
+}

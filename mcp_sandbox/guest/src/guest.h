@@ -1,0 +1,159 @@
+/* Shared declarations of the guest agent. The frames are described in ../PROTOCOL.md. */
+#ifndef GUEST_H
+#define GUEST_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#define PROTOCOL_VERSION 1u
+#define FRAME_MAX 65536u          /* payload bytes of one frame */
+#define MESSAGE_MAX (4u << 20)    /* payload bytes of one message, over all its frames */
+#define FDS_MAX 4                 /* descriptors that one message carries */
+#define FLAG_MORE 1u              /* the message goes on in the next frame */
+
+enum type {
+  T_HELLO = 1, T_EXEC, T_SIGNAL, T_RESIZE, T_OPEN, T_CREATE, T_COMMIT, T_STAT, T_PACK, T_UNPACK, T_REMOVE,
+  T_RENAME, T_MKDIR, T_LISTEN, T_CONNECT, T_LIVE, T_FREEZE, T_THAW, T_QUIESCE, T_SHUTDOWN, T_PING,
+  T_DATA = 32, T_CREDIT, T_CLOSE,
+  T_WELCOME = 64, T_OK, T_ERROR, T_STARTED, T_EXIT, T_GOING, T_ACCEPTED,
+};
+enum { EXEC_PTY = 1, EXEC_STDIN = 2 };
+enum { OPEN_WRITE = 1, OPEN_APPEND = 2, OPEN_PARENTS = 4, CREATE_ONLY = 8 };
+enum { PACK_META = 1 };
+enum { REMOVE_RECURSIVE = 1 };
+enum { MKDIR_PARENTS = 1, MKDIR_EXIST_OK = 2 };
+enum { SCOPE_GROUP = 0, SCOPE_TREE = 1 };
+enum { GOING_RESTART = 1, GOING_SHUTDOWN = 2 };
+
+struct head {
+  uint32_t length, id;
+  uint8_t type, flags;
+  uint16_t channel;
+} __attribute__((packed));
+
+/* A cursor over a received payload. `bad` stays set after the first read beyond the end. */
+struct cursor {
+  const char *at, *end;
+  bool bad;
+};
+uint32_t take_u32(struct cursor *c);
+const char *take_string(struct cursor *c);
+/* `count` strings, with a null pointer behind them; freed by the caller, valid while the payload is. */
+char **take_strings(struct cursor *c, uint32_t count);
+
+/* A message under construction. */
+struct message {
+  char data[8192];
+  size_t length;
+};
+void put_u32(struct message *m, uint32_t v);
+void put_u64(struct message *m, uint64_t v);
+void put_string(struct message *m, const char *s);
+
+/* One peer. Fragments of a message collect in `partial`. */
+struct connection {
+  int fd;
+  char *partial;
+  size_t length;
+};
+bool send_frame(int fd, uint8_t type, uint32_t id, const void *data, size_t length, int passed);
+void send_error(int fd, uint32_t id, int error, const char *step);
+/* The next whole message: 1, nothing yet: 0, end or protocol violation: -1. Descriptors beyond FDS_MAX are closed. */
+int receive_message(struct connection *c, struct head *head, int *fds, int *count);
+
+/* setup.c */
+struct plan {
+  char **token;
+  int count;
+  int fds[FDS_MAX];
+};
+const char *plan_option(const struct plan *p, const char *key);
+void zygote_main(void) __attribute__((noreturn));
+void setup_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+extern int setup_report;
+int make_overlay(char **token, int *used);
+int clone_tree(const char *source, unsigned attributes, int idmap);
+int make_filesystem(const char *type, char *options, unsigned attributes);
+void attach(int tree, const char *target);
+void write_file(const char *path, const char *text);
+void enter_sandbox(const struct plan *p, int *early, int early_count);
+
+/* agent.c */
+struct settings {
+  void *filter;             /* classic BPF program that every command runs under; NULL is none */
+  unsigned short filter_length;
+  int grace_ms;             /* how long to outlive the last connection */
+  int listener;             /* -1 is none */
+  int first;                /* a connected peer; -1 is none */
+};
+extern struct settings settings;
+void agent_main(void) __attribute__((noreturn));
+void container_main(int argc, char **argv) __attribute__((noreturn));
+
+/* exec.c */
+enum job_kind { JOB_COMMAND, JOB_WORKER };
+struct job {
+  uint32_t id;
+  int peer;                 /* descriptor of the connection that owns it */
+  pid_t pid;
+  enum job_kind kind;
+  const char *step;
+  struct job *next;
+};
+extern struct job *jobs;
+extern int proc_fd;
+void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count);
+/* A forked copy of the agent for slow work: true in the child, which must _exit with 0 or an errno. */
+bool start_worker(int peer, uint32_t id, const char *step);
+void reap(void);
+struct job *find_job(int peer, uint32_t id);
+int signal_group(pid_t pid, int number);
+int signal_tree(pid_t root, int number);
+int live_processes(void);
+int freeze_all(void);
+int thaw_all(void);
+void end_jobs_of(int peer);
+
+/* files.c: each answers its request by itself */
+int open_inside(int dir, const char *path, int flags, mode_t mode, uint64_t resolve);
+int open_parent(const char *path, bool make, char *base, size_t size);
+void file_open(int peer, uint32_t id, struct cursor *c);
+void file_create(int peer, uint32_t id, struct cursor *c);
+void file_commit(int peer, uint32_t id, struct cursor *c);
+void file_stat(int peer, uint32_t id, struct cursor *c);
+void file_remove(int peer, uint32_t id, struct cursor *c);
+void file_rename(int peer, uint32_t id, struct cursor *c);
+void file_mkdir(int peer, uint32_t id, struct cursor *c);
+int remove_tree(int dir, const char *name);
+
+/* pack.c */
+void tree_pack(int peer, uint32_t id, struct cursor *c, int out);
+void tree_unpack(int peer, uint32_t id, struct cursor *c, int in);
+
+/* net.c */
+void net_listen(int peer, uint32_t id, struct cursor *c);
+void net_connect(int peer, uint32_t id, struct cursor *c);
+
+/* bridge.c */
+void bridge_main(const char *socket_path, int timeout_s) __attribute__((noreturn));
+
+/* layers.c: work on trees from outside */
+int layer_copy(const char *source, const char *target);
+int layer_remove(const char *path);
+int directory_skeleton(const char *source, const char *target);
+
+#endif

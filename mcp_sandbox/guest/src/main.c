@@ -1,0 +1,47 @@
+/* One static program, several roles; the first argument says which. */
+#include "guest.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+/* Without privilege, a user namespace of its own lets us read and remove what a sandbox's root made unreadable. */
+static void own_namespace(void) {
+  char map[64];
+  uid_t uid = geteuid();
+  gid_t gid = getegid();
+  if (uid == 0) return;
+  if (unshare(CLONE_NEWUSER) < 0) return;
+  write_file("/proc/self/setgroups", "deny");
+  snprintf(map, sizeof map, "0 %u 1", uid);
+  write_file("/proc/self/uid_map", map);
+  snprintf(map, sizeof map, "0 %u 1", gid);
+  write_file("/proc/self/gid_map", map);
+}
+
+static int finish(int error, const char *what) {
+  if (error) dprintf(2, "%s: %s\n", what, strerror(error));
+  return error ? 1 : 0;
+}
+
+int main(int argc, char **argv) {
+  const char *role = argc > 1 ? argv[1] : "";
+  if (!strcmp(role, "zygote")) {
+    syscall(SYS_close_range, 4u, ~0u, 0u);
+    fcntl(3, F_SETFD, FD_CLOEXEC);
+    zygote_main();
+  }
+  if (!strcmp(role, "init")) container_main(argc, argv);
+  if (!strcmp(role, "bridge")) bridge_main(argc > 2 ? argv[2] : "/.mcp-sandbox", argc > 3 ? atoi(argv[3]) : 60);
+  if (!strcmp(role, "copy") && argc == 4) {
+    own_namespace();
+    return finish(layer_copy(argv[2], argv[3]), "copy");
+  }
+  if (!strcmp(role, "remove") && argc == 3) {
+    own_namespace();
+    return finish(layer_remove(argv[2]), "remove");
+  }
+  if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
+  dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS]] | bridge [DIRECTORY [TIMEOUT_S]] | copy FROM TO | "
+             "remove TREE | skeleton FROM TO\n");
+  return 2;
+}

@@ -1,0 +1,342 @@
+/* Whole trees as a stream of records, both ways. A worker does it, so that init stays free. The format is in
+   ../PROTOCOL.md; directories come twice: before their children, and after them with their final attributes. */
+#include "guest.h"
+
+#include <dirent.h>
+#include <linux/openat2.h>
+#include <sys/sysmacros.h>
+
+#define DEPTH_MAX 1024
+#define BENEATH (RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS)
+
+struct record {
+  uint8_t kind, flags;
+  uint16_t path_length, link_length, zero;
+  uint32_t mode, uid, gid, links;
+  uint64_t size;
+  int64_t seconds;
+  uint32_t nanoseconds, zero2;
+} __attribute__((packed));
+_Static_assert(sizeof(struct record) == 48, "the record's size is part of the protocol");
+
+struct segment {
+  uint64_t offset, length;
+};
+
+static char block[1 << 17];
+
+/* ------------------------------------------------------------------------------------------------ packing */
+
+struct inode {
+  dev_t dev;
+  ino_t ino;
+  char *path;
+};
+
+struct packer {
+  int out;
+  bool meta, truncated;
+  uint32_t depth, limit, count;
+  char **prune;
+  char *buffer;
+  size_t used;
+  struct inode *seen;
+  size_t seen_count;
+};
+
+static void flush(struct packer *p) {
+  for (size_t at = 0; at < p->used;) {
+    ssize_t n = write(p->out, p->buffer + at, p->used - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) _exit(errno);
+    at += (size_t)n;
+  }
+  p->used = 0;
+}
+
+static void emit(struct packer *p, const void *data, size_t length) {
+  if (p->used + length > sizeof block) flush(p);
+  memcpy(p->buffer + p->used, data, length);
+  p->used += length;
+}
+
+static void emit_record(struct packer *p, uint8_t kind, const struct stat *s, const char *path, const char *link) {
+  struct record r = {.kind = kind, .path_length = (uint16_t)strlen(path), .link_length = (uint16_t)strlen(link)};
+  if (s) {
+    r.mode = s->st_mode;
+    r.uid = s->st_uid;
+    r.gid = s->st_gid;
+    r.links = (uint32_t)s->st_nlink;
+    r.size = (uint64_t)s->st_size;
+    r.seconds = s->st_mtim.tv_sec;
+    r.nanoseconds = (uint32_t)s->st_mtim.tv_nsec;
+  }
+  emit(p, &r, sizeof r);
+  emit(p, path, r.path_length);
+  emit(p, link, r.link_length);
+}
+
+/* The path under which this inode went out before, else NULL after remembering it. */
+static const char *first_link(struct packer *p, const struct stat *s, const char *path) {
+  for (size_t i = 0; i < p->seen_count; i++)
+    if (p->seen[i].ino == s->st_ino && p->seen[i].dev == s->st_dev) return p->seen[i].path;
+  struct inode *grown = realloc(p->seen, (p->seen_count + 1) * sizeof *grown);
+  if (!grown) _exit(ENOMEM);
+  p->seen = grown;
+  p->seen[p->seen_count++] = (struct inode){s->st_dev, s->st_ino, strdup(path)};
+  return NULL;
+}
+
+static void emit_content(struct packer *p, int fd, off_t size) {
+  for (off_t at = 0; at < size;) {
+    off_t data = lseek(fd, at, SEEK_DATA), hole;
+    if (data < 0) {
+      if (errno == ENXIO) break;
+      data = at;
+      hole = size;
+    } else {
+      hole = lseek(fd, data, SEEK_HOLE);
+    }
+    if (hole > size || hole < 0) hole = size;
+    for (at = data; at < hole;) {
+      size_t want = (size_t)(hole - at) < sizeof block - 64 ? (size_t)(hole - at) : sizeof block - 64;
+      static char piece[sizeof block];
+      ssize_t n = pread(fd, piece, want, at);
+      if (n < 0) _exit(errno);
+      if (n == 0) goto shorter; /* it shrank meanwhile */
+      struct segment s = {(uint64_t)at, (uint64_t)n};
+      emit(p, &s, sizeof s);
+      emit(p, piece, (size_t)n);
+      at += n;
+    }
+  }
+shorter:;
+  struct segment end = {(uint64_t)size, 0};
+  emit(p, &end, sizeof end);
+}
+
+static void pack_directory(struct packer *p, int dir, char *path, size_t length, uint32_t depth);
+
+static void pack_entry(struct packer *p, int dir, const char *name, char *path, size_t length, uint32_t depth) {
+  struct stat s;
+  char link[PATH_MAX + 1] = "";
+  if (fstatat(dir, name, &s, AT_SYMLINK_NOFOLLOW) < 0) return; /* gone meanwhile */
+  if (p->count++ >= p->limit) {
+    p->truncated = true;
+    return;
+  }
+  if (S_ISDIR(s.st_mode)) {
+    emit_record(p, 'd', &s, path, "");
+    bool pruned = false;
+    for (char **n = p->prune; *n; n++) pruned |= !strcmp(*n, name);
+    int fd = pruned || depth >= p->depth || depth >= DEPTH_MAX
+                 ? -1 : openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0) pack_directory(p, fd, path, length, depth + 1);
+    else if (!p->meta && !pruned) emit_record(p, 'e', NULL, path, strerror(errno));
+    if (!p->meta) emit_record(p, 'D', &s, path, "");
+  } else if (S_ISLNK(s.st_mode)) {
+    ssize_t n = readlinkat(dir, name, link, sizeof link - 1);
+    link[n > 0 ? n : 0] = 0;
+    emit_record(p, 'l', &s, path, link);
+  } else if (S_ISREG(s.st_mode)) {
+    const char *before = !p->meta && s.st_nlink > 1 ? first_link(p, &s, path) : NULL;
+    if (p->meta) emit_record(p, 'f', &s, path, "");
+    else if (before) emit_record(p, 'h', &s, path, before);
+    else {
+      int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+      struct stat now;
+      if (fd < 0 || fstat(fd, &now) < 0 || !S_ISREG(now.st_mode)) emit_record(p, 'e', NULL, path, strerror(errno));
+      else {
+        emit_record(p, 'f', &now, path, "");
+        emit_content(p, fd, now.st_size);
+      }
+      if (fd >= 0) close(fd);
+    }
+  } else {
+    emit_record(p, S_ISFIFO(s.st_mode) ? 'p' : S_ISSOCK(s.st_mode) ? 's' : 'c', &s, path, "");
+  }
+}
+
+static void pack_directory(struct packer *p, int dir, char *path, size_t length, uint32_t depth) {
+  DIR *d = fdopendir(dir);
+  if (!d) _exit(errno);
+  for (struct dirent *e; !p->truncated && (e = readdir(d));) {
+    if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+    size_t n = strlen(e->d_name);
+    if (length + n + 2 > UINT16_MAX) {
+      emit_record(p, 'e', NULL, path, strerror(ENAMETOOLONG));
+      continue;
+    }
+    char *end = path + length;
+    if (length) *end++ = '/';
+    memcpy(end, e->d_name, n + 1);
+    pack_entry(p, dir, e->d_name, path, (size_t)(end - path) + n, depth);
+    path[length] = 0;
+  }
+  closedir(d);
+}
+
+void tree_pack(int peer, uint32_t id, struct cursor *c, int out) {
+  struct packer p = {.out = out, .buffer = block};
+  uint32_t flags = take_u32(c);
+  p.depth = take_u32(c);
+  p.limit = take_u32(c);
+  const char *path = take_string(c);
+  p.prune = take_strings(c, take_u32(c));
+  p.meta = flags & PACK_META;
+  struct stat s;
+  int fd = -1, error = c->bad ? EPROTO : 0;
+  if (!error && ((fd = open_inside(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0)) < 0 || fstat(fd, &s) < 0))
+    error = errno == ENXIO ? EINVAL : errno;
+  if (!error && !S_ISDIR(s.st_mode)) error = p.meta ? ENOTDIR : S_ISREG(s.st_mode) ? 0 : EINVAL;
+  if (error) {
+    send_error(peer, id, error, "pack");
+  } else if (start_worker(peer, id, "pack")) {
+    static char name[UINT16_MAX + 1];
+    if (S_ISDIR(s.st_mode)) {
+      pack_directory(&p, fd, name, 0, 1);
+      if (!p.meta) emit_record(&p, 'D', &s, ".", "");
+    } else {
+      emit_record(&p, 'f', &s, strrchr(path, '/') + 1, "");
+      emit_content(&p, fd, s.st_size);
+    }
+    struct record end = {.kind = 'z', .flags = p.truncated};
+    emit(&p, &end, sizeof end);
+    flush(&p);
+    _exit(0);
+  }
+  if (fd >= 0) close(fd);
+  free(p.prune);
+}
+
+/* ------------------------------------------------------------------------------------------------ unpacking */
+
+static void take(int in, void *data, size_t length) {
+  for (size_t at = 0; at < length;) {
+    ssize_t n = read(in, (char *)data + at, length - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) _exit(n < 0 ? errno : EPIPE); /* the stream ended before its end record */
+    at += (size_t)n;
+  }
+}
+
+static int parent_beneath(int root, char *path, const char **base) {
+  char *slash = strrchr(path, '/');
+  *base = slash ? slash + 1 : path;
+  if (!**base || !strcmp(*base, ".") || !strcmp(*base, "..")) {
+    errno = EINVAL;
+    return -1;
+  }
+  if (!slash) return dup(root);
+  *slash = 0;
+  int fd = open_inside(root, path, O_PATH | O_DIRECTORY, 0, BENEATH);
+  if (fd < 0 && errno == ENOENT) { /* an archive need not list the directories it implies */
+    for (char *at = path; at;) {
+      char *next = strchr(at, '/');
+      if (next) *next = 0;
+      char keep[UINT16_MAX + 1];
+      snprintf(keep, sizeof keep, "%s", path);
+      const char *last;
+      int above = parent_beneath(root, keep, &last);
+      if (above < 0 || (mkdirat(above, last, 0755) < 0 && errno != EEXIST)) {
+        if (above >= 0) close(above);
+        return -1;
+      }
+      close(above);
+      if (next) *next = '/';
+      at = next ? next + 1 : NULL;
+    }
+    fd = open_inside(root, path, O_PATH | O_DIRECTORY, 0, BENEATH);
+  }
+  *slash = '/';
+  return fd;
+}
+
+static void take_content(int in, int fd, uint64_t size) {
+  for (;;) {
+    struct segment s;
+    take(in, &s, sizeof s);
+    if (s.length == 0) break;
+    for (uint64_t left = s.length, at = s.offset; left;) {
+      size_t want = left < sizeof block ? (size_t)left : sizeof block;
+      take(in, block, want);
+      for (size_t done = 0; done < want;) {
+        ssize_t n = pwrite(fd, block + done, want - done, (off_t)(at + done));
+        if (n < 0) _exit(errno);
+        done += (size_t)n;
+      }
+      at += want;
+      left -= want;
+    }
+  }
+  if (ftruncate(fd, (off_t)size) < 0) _exit(errno);
+}
+
+static void set_attributes(int dir, const char *name, const struct record *r) {
+  struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {r->seconds, r->nanoseconds}};
+  bool link = r->kind == 'l';
+  (void)!fchownat(dir, name, r->uid, r->gid, AT_SYMLINK_NOFOLLOW); /* EINVAL where only one id exists */
+  if (!link && fchmodat(dir, name, r->mode & 07777, 0) < 0) _exit(errno);
+  if (utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW) < 0) _exit(errno);
+}
+
+static void unpack_one(int in, int root, const struct record *r, char *path, char *link) {
+  const char *base, *target;
+  if (r->kind == 'D' && !strcmp(path, ".")) return; /* the directory itself stays as it is */
+  int dir = parent_beneath(root, path, &base);
+  if (dir < 0) _exit(errno);
+  struct stat s;
+  bool there = fstatat(dir, base, &s, AT_SYMLINK_NOFOLLOW) == 0;
+  if (r->kind == 'd') {
+    if (there && !S_ISDIR(s.st_mode) && unlinkat(dir, base, 0) < 0) _exit(errno);
+    if (!(there && S_ISDIR(s.st_mode)) && mkdirat(dir, base, 0700) < 0) _exit(errno);
+  } else if (r->kind == 'D') {
+    set_attributes(dir, base, r);
+  } else {
+    int error = there ? remove_tree(dir, base) : 0;
+    if (error) _exit(error);
+    if (r->kind == 'f') {
+      int fd = openat(dir, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+      if (fd < 0) _exit(errno);
+      take_content(in, fd, r->size);
+      close(fd);
+    } else if (r->kind == 'l') {
+      if (symlinkat(link, dir, base) < 0) _exit(errno);
+    } else if (r->kind == 'p') {
+      if (mkfifoat(dir, base, 0600) < 0) _exit(errno);
+    } else if (r->kind == 'h') {
+      int from = parent_beneath(root, link, &target);
+      if (from < 0 || linkat(from, target, dir, base, 0) < 0) _exit(errno);
+      close(from);
+      close(dir);
+      return;
+    } else {
+      _exit(EPROTO);
+    }
+    set_attributes(dir, base, r);
+  }
+  close(dir);
+}
+
+void tree_unpack(int peer, uint32_t id, struct cursor *c, int in) {
+  const char *path = take_string(c);
+  int root = c->bad ? -1 : open_inside(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0, 0);
+  if (root < 0) {
+    send_error(peer, id, c->bad ? EPROTO : errno, "unpack");
+  } else if (start_worker(peer, id, "unpack")) {
+    static char name[UINT16_MAX + 1], link[UINT16_MAX + 1];
+    umask(0);
+    for (;;) {
+      struct record r;
+      take(in, &r, sizeof r);
+      take(in, name, r.path_length);
+      take(in, link, r.link_length);
+      name[r.path_length] = link[r.link_length] = 0;
+      if (r.kind == 'z') break;
+      if (!strchr("dDflhp", r.kind) || memchr(name, 0, r.path_length) || memchr(link, 0, r.link_length)) _exit(EPROTO);
+      unpack_one(in, root, &r, name, link);
+    }
+    _exit(0);
+  }
+  if (root >= 0) close(root);
+}

@@ -1,0 +1,22 @@
+"""The use cases of one server, bundled for whoever calls them."""
+
+from dataclasses import dataclass
+
+from mcp_sandbox.service.execution import ExecutionService
+from mcp_sandbox.service.files import FileService
+from mcp_sandbox.service.sandboxes import SandboxService
+from mcp_sandbox.service.search import SearchService
+from mcp_sandbox.service.snapshots import SnapshotService
+
+__all__ = ["Services"]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One object per group of use cases."""
+
+    sandboxes: SandboxService
+    execution: ExecutionService
+    files: FileService
+    search: SearchService
+    snapshots: SnapshotService
