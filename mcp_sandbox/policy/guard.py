@@ -1,0 +1,225 @@
+"""A provider that is reached only through the policy. Everything it gives out is guarded too."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from anyio.abc import ByteReceiveStream
+
+from mcp_sandbox.core.capability import Capabilities, Verb
+from mcp_sandbox.core.errors import InvalidRequestError, UnsupportedError
+from mcp_sandbox.core.exec import ExecRequest, Execution
+from mcp_sandbox.core.files import (
+    DownloadRequest,
+    FileInfo,
+    FileReader,
+    Listing,
+    ListRequest,
+    MkdirRequest,
+    ReadRequest,
+    RemoveRequest,
+    RenameRequest,
+    StatRequest,
+    UploadRequest,
+    WriteRequest,
+    WriteResult,
+)
+from mcp_sandbox.core.provider import Provider, Sandbox, unsupported
+from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
+from mcp_sandbox.policy.bounded import BoundedReceiveStream, refuse_oversize
+from mcp_sandbox.policy.rules import Policy, admit_exec, admit_mode, admit_path, admit_range, admit_spec
+
+__all__ = ["GuardedProvider", "GuardedSandbox"]
+
+
+def _require(name: str, capabilities: Capabilities, verb: Verb) -> None:
+    if not capabilities.supports(verb):
+        raise unsupported(name, verb)
+
+
+def _require_own(name: str, content: NativeContent) -> None:
+    if content.provider != name:
+        raise InvalidRequestError(
+            "Snapshot not restored",
+            why=f"its content belongs to provider {content.provider!r}, this is {name!r}",
+            fix=f"Restore it in a sandbox of provider {content.provider!r}",
+        )
+
+
+class GuardedSandbox(Sandbox):
+    """A sandbox reached only through the policy."""
+
+    def __init__(self, inner: Sandbox, policy: Policy) -> None:
+        self._inner = inner
+        self._policy = policy
+
+    @property
+    def id(self) -> SandboxId:
+        """Its id."""
+        return self._inner.id
+
+    @property
+    def provider_name(self) -> str:
+        """The registry name of the provider that serves it."""
+        return self._inner.provider_name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self._inner.capabilities
+
+    async def exec(self, request: ExecRequest) -> Execution:
+        """Start an admitted command."""
+        return await self._inner.exec(admit_exec(self._policy, request))
+
+    async def read(self, request: ReadRequest) -> FileReader:
+        """Open a file for reading."""
+        admit_path(request.path)
+        admit_range("offset", request.offset, 0)
+        if request.length is not None:
+            admit_range("length", request.length, 0)
+        return await self._inner.read(request)
+
+    async def write(self, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
+        """Write a file that is not too large."""
+        admit_path(request.path)
+        if request.mode is not None:
+            admit_mode(request.mode)
+        bound = self._policy.max_write_bytes
+        if bound is not None:
+            if isinstance(data, bytes):
+                refuse_oversize(len(data), bound)
+            else:
+                data = BoundedReceiveStream(data, bound)
+        return await self._inner.write(request, data)
+
+    async def stat(self, request: StatRequest) -> FileInfo:
+        """Look at one path."""
+        admit_path(request.path)
+        return await self._inner.stat(request)
+
+    async def list(self, request: ListRequest) -> Listing:
+        """List a directory."""
+        admit_path(request.path)
+        admit_range("depth", request.depth, 1)
+        admit_range("limit", request.limit, 1)
+        return await self._inner.list(request)
+
+    async def remove(self, request: RemoveRequest) -> None:
+        """Remove a path."""
+        admit_path(request.path)
+        await self._inner.remove(request)
+
+    async def rename(self, request: RenameRequest) -> None:
+        """Rename a path."""
+        admit_path(request.source)
+        admit_path(request.target)
+        await self._inner.rename(request)
+
+    async def mkdir(self, request: MkdirRequest) -> None:
+        """Make a directory."""
+        admit_path(request.path)
+        admit_mode(request.mode)
+        await self._inner.mkdir(request)
+
+    async def upload(self, request: UploadRequest, tar: ByteReceiveStream) -> None:
+        """Unpack a tar that is not too large."""
+        admit_path(request.path)
+        bound = self._policy.max_write_bytes
+        await self._inner.upload(request, tar if bound is None else BoundedReceiveStream(tar, bound))
+
+    async def download(self, request: DownloadRequest) -> ByteReceiveStream:
+        """Pack a tree."""
+        admit_path(request.path)
+        return await self._inner.download(request)
+
+    async def aclose(self) -> None:
+        """Let go of the sandbox."""
+        await self._inner.aclose()
+
+    async def snapshot(self, request: SnapshotRequest) -> NativeContent:
+        """Capture the sandbox, if the provider declares that it can hold what is asked for."""
+        _require(self.provider_name, self.capabilities, Verb.SNAPSHOT)
+        if missing := request.holds - self.capabilities.snapshot_holds:
+            raise UnsupportedError(
+                "No snapshot taken",
+                why=f"provider {self.provider_name!r} cannot hold {', '.join(sorted(missing))}",
+                fix="Ask for less, or use another provider",
+            )
+        return await self._inner.snapshot(request)
+
+    async def restore(self, content: NativeContent) -> None:
+        """Put captured state in place, if it is this provider's."""
+        _require(self.provider_name, self.capabilities, Verb.RESTORE)
+        _require_own(self.provider_name, content)
+        await self._inner.restore(content)
+
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
+        """Make admitted copies, guarded too."""
+        _require(self.provider_name, self.capabilities, Verb.FORK)
+        admitted = [admit_spec(self._policy, self.provider_name, self.capabilities, spec) for spec in specs]
+        return [GuardedSandbox(sandbox, self._policy) for sandbox in await self._inner.fork(admitted)]
+
+
+class GuardedProvider(Provider):
+    """A provider reached only through the policy."""
+
+    def __init__(self, inner: Provider, policy: Policy) -> None:
+        self._inner = inner
+        self._policy = policy
+
+    @property
+    def name(self) -> str:
+        """The registry name."""
+        return self._inner.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine can do."""
+        return self._inner.capabilities
+
+    async def __aenter__(self) -> Self:
+        """Reach the engine."""
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of every sandbox."""
+        await self._inner.__aexit__(kind, error, trace)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Create an admitted sandbox."""
+        return self._guard(await self._inner.create(self._admit(spec)))
+
+    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+        """Connect to a sandbox."""
+        return self._guard(await self._inner.attach(sandbox_id))
+
+    async def list(self) -> Sequence[SandboxInfo]:
+        """List the sandboxes."""
+        return await self._inner.list()
+
+    async def destroy(self, sandbox_id: SandboxId) -> None:
+        """Destroy a sandbox."""
+        await self._inner.destroy(sandbox_id)
+
+    async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
+        """Create an admitted sandbox from a snapshot's content."""
+        _require(self.name, self.capabilities, Verb.CREATE_FROM_SNAPSHOT)
+        _require_own(self.name, content)
+        return self._guard(await self._inner.restore(content, self._admit(spec)))
+
+    async def discard(self, content: NativeContent) -> None:
+        """Free what a snapshot alone holds."""
+        _require(self.name, self.capabilities, Verb.SNAPSHOT)
+        _require_own(self.name, content)
+        await self._inner.discard(content)
+
+    def _admit(self, spec: SandboxSpec) -> SandboxSpec:
+        return admit_spec(self._policy, self.name, self.capabilities, spec)
+
+    def _guard(self, sandbox: Sandbox) -> Sandbox:
+        return GuardedSandbox(sandbox, self._policy)
