@@ -22,5 +22,5 @@ def guest_binary(machine: str | None = None) -> bytes:
         raise ProviderUnavailableError(
             "The guest agent is missing",
             why=f"this installation of mcp-sandbox carries no guest-{name}",
-            fix="Install it again on this machine; a source install builds it with `cc`, else with the `ziglang` package",
+            fix="Install it again on this machine; a source install builds it with `cc`, else with `ziglang`",
         ) from None

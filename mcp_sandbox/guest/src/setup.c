@@ -312,6 +312,10 @@ void zygote_main(void) {
     split(&p, data + 1, (size_t)n - 1);
     setup_report = channel;
     switch (data[0]) {
+    case 'D': /* every later path is relative to it */
+      if (chdir(p.token[0]) < 0) setup_fail("enter the store");
+      send_frame(channel, T_OK, 0, NULL, 0, -1);
+      break;
     case 'N': /* namespace of mounts of our own, and the map of ids: once, at the start */
       if (unshare(CLONE_NEWNS) < 0) setup_fail("unshare mounts");
       if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) setup_fail("slave mounts");

@@ -1,0 +1,146 @@
+"""The zygote: one small process that starts every sandbox of this server, from a sealed copy of the guest agent."""
+
+import array
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+
+from mcp_sandbox.core.errors import ProviderError
+from mcp_sandbox.engines.carrier import os_error
+from mcp_sandbox.engines.identity import Identity
+from mcp_sandbox.engines.local_carrier import seqpacket_pair
+from mcp_sandbox.guest.binary import guest_binary
+from mcp_sandbox.guest.wire import Frame, Type
+
+__all__ = ["Launcher", "tokens"]
+
+ANSWER_S: Final = 10.0
+SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def tokens(*values: str | int | Path) -> bytes:
+    """Return values as the NUL-terminated tokens that the zygote reads."""
+    return b"".join(os.fsencode(str(value)) + b"\0" for value in values)
+
+
+def sealed_program() -> int:
+    """Return a descriptor of the guest agent that nobody can change, not even its own user."""
+    descriptor = os.memfd_create("guest", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.write(descriptor, guest_binary())
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    return descriptor
+
+
+class Launcher:
+    """Use as a context manager. Paths in requests are relative to `store`, which is the zygote's directory."""
+
+    def __init__(self, store: Path, identity: Identity) -> None:
+        self._store = store
+        self._identity = identity
+        self._lock = anyio.Lock()
+        """One request at a time: answers carry no number."""
+
+    async def __aenter__(self) -> Self:
+        """Start the zygote with an empty environment, in a session of its own."""
+        ours, theirs = seqpacket_pair()
+        self._program = sealed_program()
+        self._pid = os.posix_spawn(  # noqa: ASYNC221  half a millisecond, once
+            f"/proc/self/fd/{self._program}",
+            ["guest", "zygote"],
+            {},
+            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+        )
+        theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+        await self._ask(b"D" + tokens(self._store))
+        if self._identity.is_range:
+            await self._ask(b"N" + tokens(f"0 {self._identity.start} {self._identity.count}"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the zygote; sandboxes that somebody else is connected to live on."""
+        self._socket.close()
+        os.close(self._program)
+        with anyio.CancelScope(shield=True):
+            await asyncio.to_thread(os.waitpid, self._pid, 0)
+
+    async def run(self, *arguments: str) -> None:
+        """Run one of the guest agent's host-side roles (`copy`, `remove`, `skeleton`) to its end.
+
+        Raises:
+            ProviderError: It failed; says with which words.
+        """
+        command = [f"/proc/self/fd/{self._program}", *arguments]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            command,
+            cwd=self._store,
+            env={},
+            pass_fds=(self._program,),
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode:
+            why = done.stderr.decode("utf-8", "replace").strip()
+            raise ProviderError(f"Cannot {arguments[0]} a tree", why=why, fix="Check the disk, then try again")
+
+    async def start(self, plan: bytes, descriptors: Sequence[int]) -> tuple[int, int]:
+        """Carry out a plan; return the new init's pid and a pidfd. How it fares is told on the first descriptor.
+
+        Raises:
+            OSError: The namespaces could not be made.
+        """
+        frame, pidfd = await self._ask(b"S" + plan, descriptors)
+        if pidfd is None:
+            raise ProviderError("No sandbox", why="the launcher answered without a process", fix="Report this as a bug")
+        return int.from_bytes(frame.payload[:4], "little"), pidfd
+
+    async def mount_idmapped(self, source: str, target: str) -> None:
+        """Show `source` at `target`, with the ids of the sandbox, in the zygote's own mount namespace.
+
+        Raises:
+            OSError: The file system cannot do it.
+        """
+        await self._ask(b"M" + tokens(source, target))
+
+    async def unmount(self, target: str) -> None:
+        """Take such a mount away; overlays that use it keep their own reference."""
+        async with self._lock:
+            self._socket.send(b"U" + tokens(target))
+
+    async def _ask(self, request: bytes, descriptors: Sequence[int] = ()) -> tuple[Frame, int | None]:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        async with self._lock:
+            with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_S):
+                self._socket.sendmsg([request], ancillary)
+                await anyio.wait_readable(self._socket)
+            data, passed, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(4))
+        if not data:
+            raise ProviderError(
+                "No sandbox", why="the launcher ended", fix="Restart the server; report it if it repeats"
+            )
+        frame = Frame.decode(data)
+        if frame.type == Type.ERROR:
+            (number,) = struct.unpack_from("<I", frame.payload)
+            step = frame.payload[4:].split(b"\0")[0].decode("utf-8", "replace")
+            error = os_error(number)
+            error.strerror = f"{step}: {os.strerror(number)}"
+            raise error
+        received = [number for _, _, raw in passed for (number,) in struct.iter_unpack("i", raw)]
+        return frame, received[0] if received else None

@@ -1,0 +1,249 @@
+"""What the embedded engine keeps on disk: sandboxes, layers, bases and snapshots, each changed by one rename.
+
+    base/<fingerprint>/{root,usr}      generated, shared, never changed
+    layers/<id>/{root,usr,workspace}   the top one of a sandbox is written; one that a snapshot names never is again
+    sandboxes/<id>/                    state.json, lock, agent.sock, init.json, spool/, work-*/
+    snapshots/<ref>.json               which layers a snapshot is made of
+    trash/                             removed at leisure
+
+A snapshot freezes the top layer by naming it and giving the sandbox a new one: one atomic write of `state.json`.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from mcp_sandbox.core.errors import NotFoundError, SandboxGoneError, StateError
+from mcp_sandbox.core.sandbox import Limits, SandboxId
+from mcp_sandbox.engines.identity import Identity
+from mcp_sandbox.hostfs.atomic import locked, write_atomically
+
+__all__ = ["VOLUMES", "EngineState", "LayerStore", "StoredSnapshot"]
+
+VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
+"""Directories of a layer and where each one is mounted."""
+SCHEMA: Final = 1
+SETTLED_S: Final = 60.0
+"""A layer younger than this may not be named yet by the state that it was made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What a sandbox is made of."""
+
+    id: str
+    created_at: str
+    base: str
+    layers: tuple[str, ...]
+    """Frozen, from the bottom up."""
+    top: str
+    """The layer that is written."""
+    project: str | None
+    """Real path of the directory below the workspace."""
+    limits: Limits
+    env: dict[str, str]
+    labels: dict[str, str]
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSnapshot:
+    """Which layers a snapshot is made of."""
+
+    base: str
+    layers: tuple[str, ...]
+    project: str | None
+    schema: int = SCHEMA
+
+
+class LayerStore:
+    """All paths that it hands out are relative to `root`, which is also the launcher's directory."""
+
+    def __init__(self, root: Path, identity: Identity) -> None:
+        self.root = root
+        self._identity = identity
+        for name in ("base", "layers", "sandboxes", "snapshots", "trash"):
+            (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        root.chmod(0o700)
+
+    # ------------------------------------------------------------------------------------------ sandboxes
+
+    def directory(self, sandbox: SandboxId) -> Path:
+        """Return a sandbox's directory."""
+        return self.root / "sandboxes" / sandbox
+
+    def add(self, state: EngineState) -> None:
+        """Make a sandbox's directory and state.
+
+        Raises:
+            StateError: There is one with this id.
+        """
+        directory = self.directory(SandboxId(state.id))
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            raise StateError(
+                "Sandbox not created", why=f"there is one with the id {state.id}", fix="Choose a fresh id"
+            ) from None
+        self._make_volume_directory(directory / "spool")
+        self.save(state)
+
+    def save(self, state: EngineState) -> None:
+        """Replace a sandbox's state."""
+        path = self.directory(SandboxId(state.id)) / "state.json"
+        try:
+            write_atomically(path, json.dumps(asdict(state)).encode(), durable=False)
+        except FileNotFoundError:
+            raise _destroyed(state.id) from None
+
+    def load(self, sandbox: SandboxId) -> EngineState:
+        """Return a sandbox's state.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        try:
+            fields = _object((self.directory(sandbox) / "state.json").read_bytes())
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"No sandbox {sandbox}", why="the embedded engine has no files of it", fix="List the sandboxes"
+            ) from None
+        fields["layers"] = tuple(fields["layers"])
+        fields["limits"] = Limits(**fields["limits"])
+        return EngineState(**fields)
+
+    def sandboxes(self) -> list[SandboxId]:
+        """Return the ids of all sandboxes."""
+        return [SandboxId(path.parent.name) for path in (self.root / "sandboxes").glob("*/state.json")]
+
+    def lock(self, sandbox: SandboxId) -> Path:
+        """Return the lock file that start, snapshot, restore and destroy hold."""
+        return self.directory(sandbox) / "lock"
+
+    # ------------------------------------------------------------------------------------------ layers
+
+    def new_layer(self) -> str:
+        """Make an empty layer; return its id."""
+        name = secrets.token_hex(6)
+        for volume in VOLUMES:
+            self._make_volume_directory(self.root / "layers" / name / volume)
+        return name
+
+    def _make_volume_directory(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        if self._identity.is_range:
+            os.chown(path, self._identity.start, self._identity.gid)
+
+    def is_empty(self, layer: str) -> bool:
+        """Whether nothing was written to a layer."""
+        for volume in VOLUMES:
+            with os.scandir(self.root / "layers" / layer / volume) as entries:
+                if next(entries, None) is not None:
+                    return False
+        return True
+
+    def work_directories(self, sandbox: SandboxId) -> dict[str, str]:
+        """Make fresh work directories, which overlayfs wants beside every top; discard those of the last run."""
+        directory = self.directory(sandbox)
+        for old in directory.glob("work-*"):
+            self.discard(old)
+        work = directory / f"work-{secrets.token_hex(4)}"
+        made: dict[str, str] = {}
+        for volume in (*VOLUMES, "spool"):
+            self._make_volume_directory(work / volume)
+            made[volume] = str((work / volume).relative_to(self.root))
+        return made
+
+    def lowers(self, state: EngineState, volume: str) -> list[str]:
+        """Return the frozen layers of a volume that hold anything, from the top down."""
+        below = [f"layers/{layer}/{volume}" for layer in reversed(state.layers)]
+        return [path for path in below if any((self.root / path).iterdir())]
+
+    def size_bytes(self, layer: str) -> int:
+        """Return the bytes that a layer's files take on the disk."""
+        total = 0
+        stack = [str(self.root / "layers" / layer)]
+        while stack:
+            with contextlib.suppress(OSError), os.scandir(stack.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+        return total
+
+    # ------------------------------------------------------------------------------------------ snapshots
+
+    def add_snapshot(self, snapshot: StoredSnapshot) -> str:
+        """Record a snapshot; return its reference."""
+        ref = secrets.token_hex(8)
+        write_atomically(self.root / "snapshots" / f"{ref}.json", json.dumps(asdict(snapshot)).encode())
+        return ref
+
+    def load_snapshot(self, ref: str) -> StoredSnapshot:
+        """Return a snapshot's layers.
+
+        Raises:
+            NotFoundError: It was deleted.
+        """
+        try:
+            fields = _object((self.root / "snapshots" / f"{Path(ref).name}.json").read_bytes())
+        except FileNotFoundError:
+            raise NotFoundError(
+                "No such snapshot content", why=f"{ref!r} was deleted from the embedded engine", fix="List snapshots"
+            ) from None
+        fields["layers"] = tuple(fields["layers"])
+        return StoredSnapshot(**fields)
+
+    def remove_snapshot(self, ref: str) -> None:
+        """Forget a snapshot; its layers go when nobody else names them."""
+        (self.root / "snapshots" / f"{Path(ref).name}.json").unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------ removal
+
+    def discard(self, path: Path) -> None:
+        """Take a tree out of use at once; `collect` removes it."""
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(self.root / "trash" / f"{path.name}-{secrets.token_hex(4)}")
+
+    def structure_lock(self) -> Path:
+        """Return the lock file to hold while a snapshot's layers are given to a sandbox."""
+        return self.root / "structure.lock"
+
+    def collect(self, base: str) -> list[str]:
+        """Discard layers and bases that no sandbox and no snapshot names; return what is in the trash. Blocks.
+
+        Args:
+            base: The one that new sandboxes get; it stays in any case.
+        """
+        with locked(self.structure_lock()):
+            layers: set[str] = set()
+            bases = {base}
+            for sandbox in self.sandboxes():
+                with contextlib.suppress(NotFoundError):
+                    state = self.load(sandbox)
+                    layers |= {*state.layers, state.top}
+                    bases.add(state.base)
+            for path in (self.root / "snapshots").glob("*.json"):
+                with contextlib.suppress(NotFoundError):
+                    snapshot = self.load_snapshot(path.stem)
+                    layers |= set(snapshot.layers)
+                    bases.add(snapshot.base)
+            for kind, used in (("layers", layers), ("base", bases)):
+                for path in (self.root / kind).iterdir():
+                    if path.name not in used and time.time() - path.stat().st_ctime > SETTLED_S:
+                        self.discard(path)
+        return [f"trash/{path.name}" for path in (self.root / "trash").iterdir()]
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def _destroyed(sandbox: str) -> SandboxGoneError:
+    return SandboxGoneError(f"Sandbox {sandbox} is gone", why="it was destroyed meanwhile", fix="Create another one")

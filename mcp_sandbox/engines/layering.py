@@ -1,0 +1,117 @@
+"""Snapshots of the embedded engine: freeze the top layer, or copy it while the processes stand still.
+
+Whoever calls holds the sandbox's lock.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+import anyio
+
+from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
+from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting
+from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
+from mcp_sandbox.guest.wire import Type
+from mcp_sandbox.hostfs.atomic import alocked
+
+__all__ = ["Frozen", "freeze", "restore_layers", "stop"]
+
+DEPTH_MAX: Final = 400
+"""overlayfs takes 500 lowers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """A snapshot that was taken."""
+
+    ref: str
+    size_bytes: int
+    paused_s: float
+    method: str
+
+
+async def freeze(engine: EmbeddedEngine, sandbox: SandboxId) -> Frozen:
+    """Make a snapshot of the sandbox as it is now."""
+    state = engine.store.load(sandbox)
+    carrier = await engine.connect(sandbox)
+    if carrier is None or await _quiesce(engine, carrier, sandbox):
+        return await _stack(engine, state)
+    try:
+        return await _copy(engine, carrier, state)
+    finally:
+        await carrier.aclose()
+
+
+async def _quiesce(engine: EmbeddedEngine, carrier: GuestCarrier, sandbox: SandboxId) -> bool:
+    """End init if nothing runs; peers are told to connect again. Returns whether it ended."""
+    try:
+        await carrier.request(Type.QUIESCE, b"")
+    except OSError:
+        return False
+    except (GuestRestarting, SandboxGoneError):
+        pass  # somebody else ended it
+    await engine.wait_dead(sandbox)
+    await carrier.aclose()
+    return True
+
+
+async def _stack(engine: EmbeddedEngine, state: EngineState) -> Frozen:
+    """Freeze the top as it is, in constant time: nothing writes to it any more."""
+    store = engine.store
+    layers = state.layers if store.is_empty(state.top) else (*state.layers, state.top)
+    if len(layers) > DEPTH_MAX:
+        raise ProviderError(
+            "Snapshot not taken", why=f"the sandbox has {DEPTH_MAX} layers already",
+            fix="Create a new sandbox from its last snapshot's files",
+        )  # fmt: skip
+    ref = store.add_snapshot(StoredSnapshot(base=state.base, layers=layers, project=state.project))
+    if layers != state.layers:
+        store.save(replace(state, layers=layers, top=store.new_layer()))
+        size = await asyncio.to_thread(store.size_bytes, state.top)
+    else:
+        size = 0
+    return Frozen(ref=ref, size_bytes=size, paused_s=0.0, method="layer frozen; nothing was running")
+
+
+async def _copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineState) -> Frozen:
+    """Copy the top while every process stands still."""
+    store = engine.store
+    layer = secrets.token_hex(6)
+    began = time.monotonic()
+    await carrier.request(Type.FREEZE, b"")
+    try:
+        await engine.launcher.run("copy", f"layers/{state.top}", f"layers/{layer}")
+    finally:
+        with anyio.move_on_after(5, shield=True), contextlib.suppress(SandboxGoneError):
+            await carrier.request(Type.THAW, b"")
+    paused = time.monotonic() - began
+    size = await asyncio.to_thread(store.size_bytes, layer)
+    ref = store.add_snapshot(StoredSnapshot(base=state.base, layers=(*state.layers, layer), project=state.project))
+    return Frozen(ref=ref, size_bytes=size, paused_s=paused, method="copied while running commands stood still")
+
+
+async def stop(engine: EmbeddedEngine, sandbox: SandboxId) -> None:
+    """End every process of a sandbox."""
+    carrier = await engine.connect(sandbox)
+    if carrier is not None:
+        with contextlib.suppress(GuestRestarting, SandboxGoneError):
+            await carrier.request(Type.SHUTDOWN, b"")
+        await carrier.aclose()
+    await engine.wait_dead(sandbox)
+
+
+async def restore_layers(engine: EmbeddedEngine, sandbox: SandboxId, ref: str) -> None:
+    """Put a snapshot's layers below a new top, by one write of the state."""
+    store = engine.store
+    async with alocked(store.structure_lock()):
+        snapshot = store.load_snapshot(ref)
+        await stop(engine, sandbox)
+        state = store.load(sandbox)
+        store.save(replace(state, base=snapshot.base, layers=snapshot.layers, top=store.new_layer()))
+    engine.sweep()

@@ -1,0 +1,315 @@
+"""The local carrier: one SEQPACKET socket to the agent; bytes travel through descriptors that it passes."""
+
+import array
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Sequence
+
+import anyio
+from anyio.abc import ByteReceiveStream
+
+from mcp_sandbox.core.exec import ExecRequest, Execution
+from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, Reply, Sink, Source, gone, os_error
+from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, write_pipe
+from mcp_sandbox.engines.local_execution import LocalExecution, never_started
+from mcp_sandbox.guest.wire import (
+    FRAME_MAX,
+    HEAD,
+    PROTOCOL_VERSION,
+    ExecFlag,
+    Frame,
+    GoingReason,
+    GuestProtocolError,
+    Type,
+    encode,
+    exec_payload,
+    fields,
+)
+
+__all__ = ["LocalCarrier", "seqpacket_pair"]
+
+ANCILLARY_BYTES = socket.CMSG_SPACE(4 * 4)
+BUFFER_BYTES = 1 << 20
+WELCOME_S = 10.0
+
+
+def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected SEQPACKET sockets with room for many frames."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    return pair
+
+
+class LocalCarrier(GuestCarrier):
+    """One connection to an agent on this host. Not usable before `welcome` returned."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self._pending: dict[int, asyncio.Future[tuple[Frame, int | None]]] = {}
+        self._commands: dict[int, LocalExecution] = {}
+        self._welcome: asyncio.Future[tuple[Frame, int | None]] = self._loop.create_future()
+        self._restarting = False
+        self._closed = False
+        self._partial: list[bytes] = []
+        self._loop.add_reader(connection.fileno(), self._receive_all)
+
+    async def welcome(self) -> None:
+        """Wait for the agent's greeting.
+
+        Raises:
+            OSError: Init could not be set up; `strerror` names the step that failed.
+            SandboxGoneError: The agent ended without a word.
+            ProviderError: It speaks another version of the protocol.
+        """
+        with anyio.fail_after(WELCOME_S):
+            frame, _ = await self._welcome
+        if frame.type == Type.ERROR:
+            number, step = _error_fields(frame.payload)
+            raise OSError(number, f"{step}: {os.strerror(number)}")
+        (version,) = struct.unpack_from("<I", frame.payload)
+        if version != PROTOCOL_VERSION:
+            raise GuestProtocolError(f"version {version}, and this side speaks {PROTOCOL_VERSION}")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self._closed
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    async def request(self, kind: Type, payload: bytes) -> Reply:
+        """Send a request and wait for its answer."""
+        return await self._ask(kind, payload, ())
+
+    async def open_file(self, path: str, offset: int, length: int | None) -> Source:
+        """Open a file and read it through its descriptor."""
+        reply = await self._ask(Type.OPEN, fields(0, 0, path), ())
+        return Source(reply, FileSource(_required(reply), offset, length))
+
+    async def source(self, kind: Type, payload: bytes) -> Source:
+        """Let a worker write into a pipe."""
+        readable, writable = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(readable, False)
+        stream = _WorkerSource(readable)
+        try:
+            stream.attach(await self._begin(kind, payload, (writable,)))
+            await stream.refused()
+        except BaseException:
+            await stream.aclose()
+            raise
+        finally:
+            os.close(writable)
+        return Source(Reply(b""), stream)
+
+    async def sink(self, kind: Type, payload: bytes) -> Sink:
+        """Open a file for writing."""
+        reply = await self._ask(kind, payload, ())
+        return Sink(reply, FileTarget(_required(reply)))
+
+    async def feed(self, kind: Type, payload: bytes, data: ByteReceiveStream) -> Reply:
+        """Pump `data` into a worker and wait for its verdict."""
+        readable, writable = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(writable, False)
+        try:
+            answer = await self._begin(kind, payload, (readable,))
+        except BaseException:
+            os.close(writable)
+            raise
+        finally:
+            os.close(readable)
+        try:
+            async for chunk in data:
+                await write_pipe(writable, chunk)
+        except anyio.BrokenResourceError:
+            pass  # the worker gave up; its answer says why
+        finally:
+            os.close(writable)
+        return _reply(*await answer)
+
+    async def exec(self, request: ExecRequest, environment: Sequence[str]) -> Execution:
+        """Start a command on pipes of our own."""
+        execution = LocalExecution(self, request.timeout_s)
+        passed = execution.open_pipes(stdin=request.stdin)
+        flags = ExecFlag.STDIN if request.stdin else ExecFlag(0)
+        try:
+            payload = exec_payload(flags, request.cwd, request.argv, environment)
+            started = await self._begin(Type.EXEC, payload, passed, execution)
+        except GuestProtocolError as error:
+            execution.release()
+            return never_started(7, "exec", request, str(error))  # E2BIG
+        except BaseException:
+            execution.release()
+            raise
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+        try:
+            frame, _ = await started
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await execution.aclose()
+            raise
+        except BaseException:
+            execution.release()
+            raise
+        if frame.type == Type.ERROR:
+            execution.release()
+            self._commands.pop(frame.id, None)
+            return never_started(*_error_fields(frame.payload), request)
+        return execution
+
+    def post(self, kind: Type, payload: bytes) -> None:
+        """Send a request whose answer nobody waits for."""
+        self._number += 1
+        for frame in encode(kind, self._number, payload):
+            self._socket.send(frame)
+
+    def forget(self, number: int) -> None:
+        """Stop passing events of a command on."""
+        self._commands.pop(number, None)
+
+    async def aclose(self) -> None:
+        """End the connection."""
+        self._end()
+
+    # ------------------------------------------------------------------------------------------ mechanics
+
+    async def _ask(self, kind: Type, payload: bytes, descriptors: Sequence[int]) -> Reply:
+        return _reply(*await (await self._begin(kind, payload, descriptors)))
+
+    async def _begin(
+        self, kind: Type, payload: bytes, descriptors: Sequence[int], execution: LocalExecution | None = None
+    ) -> "asyncio.Future[tuple[Frame, int | None]]":
+        if self._closed:
+            raise self._loss()
+        self._number = number = self._number % 0xFFFFFFFF + 1
+        frames = list(encode(kind, number, payload))
+        answer = self._pending[number] = self._loop.create_future()
+        answer.add_done_callback(_retrieve)
+        if execution is not None:
+            execution.number = number
+            self._commands[number] = execution
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        for frame in frames:
+            while True:
+                try:
+                    self._socket.sendmsg([frame], ancillary if frame is frames[-1] else [])
+                    break
+                except BlockingIOError:
+                    await anyio.wait_writable(self._socket)
+                except OSError:
+                    self._end()
+                    raise self._loss() from None
+        return answer
+
+    def _loss(self) -> Exception:
+        return GuestRestarting() if self._restarting else gone()
+
+    def _receive_all(self) -> None:
+        while not self._closed:
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(HEAD.size + FRAME_MAX, ANCILLARY_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, ancillary, flags = b"", [], 0
+            descriptors = [
+                number
+                for level, kind, raw in ancillary
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS
+                for (number,) in struct.iter_unpack("i", raw[: len(raw) // 4 * 4])
+            ]
+            try:
+                if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                    self._end()
+                else:
+                    self._dispatch(Frame.decode(data), descriptors)
+            except (GuestProtocolError, struct.error):
+                self._end()
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _dispatch(self, frame: Frame, descriptors: list[int]) -> None:
+        if frame.type == Type.EXIT:
+            if (execution := self._commands.pop(frame.id, None)) is not None:
+                execution.ended(frame.payload)
+        elif frame.type == Type.GOING:
+            (reason,) = struct.unpack_from("<I", frame.payload)
+            self._restarting = reason == GoingReason.RESTART
+        elif frame.id == 0 and not self._welcome.done():
+            self._welcome.set_result((frame, None))
+        elif (answer := self._pending.pop(frame.id, None)) is not None and not answer.done():
+            answer.set_result((frame, descriptors.pop() if descriptors else None))
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for answer in (*self._pending.values(), self._welcome):
+            if not answer.done():
+                answer.set_exception(self._loss())
+        self._pending.clear()
+        for execution in list(self._commands.values()):
+            execution.lost()
+        self._commands.clear()
+        if self._welcome.done() and not self._welcome.cancelled():
+            self._welcome.exception()
+
+
+def _retrieve(answer: "asyncio.Future[tuple[Frame, int | None]]") -> None:
+    """Close a descriptor that came for somebody who was cancelled, and mark an error as seen."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _error_fields(payload: bytes) -> tuple[int, str]:
+    if len(payload) < 5:
+        raise GuestProtocolError(f"an error of {len(payload)} bytes")
+    (number,) = struct.unpack_from("<I", payload)
+    return number, payload[4:].split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def _reply(frame: Frame, descriptor: int | None) -> Reply:
+    if frame.type == Type.ERROR:
+        raise os_error(_error_fields(frame.payload)[0])
+    return Reply(frame.payload, descriptor)
+
+
+def _required(reply: Reply) -> int:
+    if reply.descriptor is None:
+        raise GuestProtocolError("an open file without its descriptor")
+    return reply.descriptor
+
+
+class _WorkerSource(PipeSource):
+    """The output of a worker; its verdict comes as the answer to the request."""
+
+    _answer: "asyncio.Future[tuple[Frame, int | None]]"
+
+    def attach(self, answer: "asyncio.Future[tuple[Frame, int | None]]") -> None:
+        self._answer = answer
+
+    async def refused(self) -> None:
+        """Wait until the first byte is there or the request failed; raises its `OSError` then."""
+        readable = asyncio.ensure_future(_readable(self._use()))
+        try:
+            await asyncio.wait((readable, self._answer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            readable.cancel()
+            await asyncio.wait((readable,))
+        if self._answer.done():
+            _reply(*self._answer.result())
+
+
+async def _readable(descriptor: int) -> None:
+    await anyio.wait_readable(descriptor)

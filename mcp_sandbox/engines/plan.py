@@ -1,0 +1,104 @@
+"""The plan of one embedded sandbox, as the data that the guest agent carries out."""
+
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mcp_sandbox.core.sandbox import Limits
+from mcp_sandbox.engines.identity import Identity
+from mcp_sandbox.engines.launcher import tokens
+
+__all__ = ["ENVIRONMENT", "SPOOL", "Volume", "sandbox_plan"]
+
+SPOOL: Final = "/var/spool/mcp-sandbox"
+"""Outside of snapshots: what commands said stays readable after a restore."""
+
+ENVIRONMENT: Final = {
+    "PATH": "/root/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/sh",
+    "LANG": "C.UTF-8",
+}
+
+_MOUNT, _UTS, _IPC, _USER, _PID, _NETWORK, _CGROUP = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x02000000,
+)  # fmt: skip
+_NAMESPACES: Final = _MOUNT | _UTS | _IPC | _USER | _PID | _NETWORK | _CGROUP
+_NOSUID, _NODEV, _NOEXEC = 2, 4, 8
+
+# chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, sys_chroot
+_CAPABILITIES: Final = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 10, 18))
+
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_DEV_LINKS: Final = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+_MASKED: Final = (
+    "kcore keys key-users timer_list sysrq-trigger partitions diskstats cmdline kallsyms kmsg sched_debug config.gz"
+).split()
+_READ_ONLY: Final = ("sys", "irq", "bus", "fs", "tty", "acpi", "scsi", "driver")
+_CORE_FILES: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """One overlay. Paths are relative to the store."""
+
+    target: str
+    upper: str
+    work: str
+    lowers: Sequence[str]
+    """From the top down."""
+
+
+def _overlay(volume: Volume, identity: Identity) -> bytes:
+    options = "volatile,redirect_dir=on" if identity.is_range else "volatile,userxattr"
+    return tokens("overlay", volume.target, volume.upper, volume.work, len(volume.lowers), *volume.lowers, options)
+
+
+def _resource_limits(limits: Limits) -> bytes:
+    wanted = [(resource.RLIMIT_CORE, _CORE_FILES)]
+    if limits.open_files is not None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        wanted.append((resource.RLIMIT_NOFILE, min(limits.open_files, hard)))
+    if limits.pids is not None:
+        # Counted per user namespace (Linux 5.14), so other processes of the same user do not count; init does.
+        wanted.append((resource.RLIMIT_NPROC, limits.pids + 1))
+    return b"".join(tokens("rlimit", f"{number}:{value}") for number, value in wanted)
+
+
+def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) -> bytes:
+    """Return the plan. The first volume is the root; the order of the rest is the order of mounting."""
+    ids = (
+        tokens("map", f"0 {identity.start} {identity.count}")
+        if identity.is_range
+        else tokens("uid", identity.start, "gid", identity.gid)
+    )
+    parts = [
+        tokens("namespaces", _NAMESPACES, "hostname", "sandbox", "capabilities", f"{_CAPABILITIES:x}"),
+        ids,
+        _resource_limits(limits),
+        tokens("--"),
+        *(_overlay(volume, identity) for volume in volumes),
+        tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),
+        tokens("fs", "/dev", "tmpfs", "mode=755,size=65536,nr_inodes=64", _NOSUID | _NOEXEC),
+    ]
+    for name in _DEVICES:
+        parts += [tokens("touch", f"/dev/{name}"), tokens("bind", f"/dev/{name}", f"/dev/{name}", _NOSUID | _NOEXEC)]
+    parts += [
+        tokens("mkdir", "/dev/pts"),
+        tokens("fs", "/dev/pts", "devpts", "newinstance,ptmxmode=0666,mode=620", _NOSUID | _NOEXEC),
+        tokens("mkdir", "/dev/shm"),
+        tokens("fs", "/dev/shm", "tmpfs", "mode=1777,size=67108864,nr_inodes=65536", _NOSUID | _NODEV),
+        *(tokens("symlink", f"/dev/{name}", target) for name, target in _DEV_LINKS.items()),
+        *(tokens("mask", f"/proc/{name}") for name in _MASKED),
+        *(tokens("readonly", f"/proc/{name}") for name in _READ_ONLY),
+    ]
+    return b"".join(parts)

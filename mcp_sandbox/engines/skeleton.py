@@ -1,0 +1,140 @@
+"""The read-only base of every sandbox: a generated root, and a mirror of the host's directories below /usr.
+
+What is not listed here does not exist inside. Files that may hold credentials (apt's auth files, npmrc, environment)
+are never copied.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from mcp_sandbox.engines.identity import Identity
+
+__all__ = ["base_fingerprint", "fill_root", "fill_usr"]
+
+VERSION: Final = "1"
+_DIRECTORIES: Final = (
+    "dev proc tmp run root home srv mnt opt usr workspace etc var/tmp var/cache var/log var/lib "
+    "var/spool/mcp-sandbox var/lib/apt/lists/partial var/cache/apt/archives/partial var/log/apt"
+).split()
+_MODES: Final = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700}
+_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC: Final = (
+    "adduser.conf alternatives apt bash.bashrc ca-certificates ca-certificates.conf debian_version deluser.conf "
+    "fonts inputrc java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime "
+    "login.defs lsb-release magic manpath.config mime.types os-release pam.d perl profile protocols python3 "
+    "redhat-release rpc security services shells skel ssl/certs ssl/openssl.cnf terminfo timezone vim xattr.conf"
+).split()
+_FINGERPRINTED: Final = (
+    "/usr", "/usr/bin", "/usr/lib", "/usr/share", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/etc/passwd",
+    "/etc/alternatives", "/var/lib/dpkg/status", "/var/lib/rpm",
+)  # fmt: skip
+_CREDENTIAL_URL: Final = re.compile(rb"://[^/\s@]+@")
+_SYSTEM_IDS_END: Final = 1000
+_GENERATED: Final = {
+    "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "etc/hostname": "sandbox\n",
+    "etc/resolv.conf": "",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
+    "etc/shadow": "root:*:19000:0:99999:7:::\n",
+    "etc/gitconfig": "[safe]\n\tdirectory = /workspace\n\tdirectory = /workspace/*\n[init]\n\tdefaultBranch = main\n",
+    "etc/apt/apt.conf.d/90sandbox": 'APT::Sandbox::User "root";\n',
+}
+_SUDO: Final = """#!/bin/sh
+# The user inside is root already: run the command as it is.
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --) shift; break ;;
+    -u|-g|-p|-C|-h|-U|-r|-t|-T|-D|-R) shift 2 ;;
+    -*) shift ;;
+    *=*) export "$1"; shift ;;
+    *) break ;;
+  esac
+done
+[ $# -gt 0 ] || exit 0
+exec "$@"
+"""
+
+
+def base_fingerprint(identity: Identity, *, mirrored: bool) -> str:
+    """Return a name that changes when the host's /usr or these rules do."""
+    seen = [VERSION, str(identity.start), str(mirrored)]
+    for path in _FINGERPRINTED:
+        with contextlib.suppress(OSError):
+            seen.append(f"{path} {Path(path).stat().st_mtime_ns}")
+    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]
+
+
+def _harmless(path: Path) -> bool:
+    if path.name.startswith("auth.conf"):
+        return False
+    try:
+        return not _CREDENTIAL_URL.search(path.read_bytes())
+    except OSError:
+        return False  # what this user cannot read stays outside
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, a link as a link, or a tree of them."""
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    elif source.is_dir():
+        target.mkdir(exist_ok=True)
+        with contextlib.suppress(PermissionError):
+            for entry in sorted(source.iterdir()):
+                _copy(entry, target / entry.name)
+    elif source.is_file() and _harmless(source):
+        shutil.copyfile(source, target)
+        target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
+
+
+def _accounts(name: str) -> str:
+    """Return the system's own accounts from /etc/passwd or /etc/group, without people and without members."""
+    kept: list[str] = []
+    for line in Path("/etc", name).read_text("utf-8", "replace").splitlines():
+        fields = line.split(":")
+        if len(fields) < 4 or not fields[2].isdigit():
+            continue
+        if int(fields[2]) < _SYSTEM_IDS_END or fields[0] in ("nobody", "nogroup"):
+            if name == "group":
+                fields[3] = ""
+            elif fields[0] == "root":
+                fields[5:] = ["/root", "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"]
+            kept.append(":".join(fields))
+    return "\n".join(kept) + "\n"
+
+
+def fill_root(root: Path) -> None:
+    """Fill an empty directory with the skeleton of `/`."""
+    for name in _DIRECTORIES:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name).chmod(_MODES.get(name, 0o755))
+    for name in _LINKS:
+        if Path("/", name).is_symlink():
+            (root / name).symlink_to(Path("/", name).readlink())
+    for name in _ETC:
+        source = Path("/etc", name)
+        if source.is_symlink() or source.exists():
+            (root / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, root / "etc" / name)
+    for name in ("passwd", "group"):
+        (root / "etc" / name).write_text(_accounts(name), "utf-8")
+    for name, text in _GENERATED.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text, "utf-8")
+
+
+def fill_usr(usr: Path) -> None:
+    """Put our own programs on top of the host's /usr."""
+    if Path("/usr/local/bin/sudo").exists():
+        return
+    binaries = usr / "local" / "bin"
+    binaries.mkdir(parents=True, exist_ok=True)
+    (binaries / "sudo").write_text(_SUDO, "utf-8")
+    (binaries / "sudo").chmod(0o755)

@@ -1,0 +1,260 @@
+"""Reading records off a byte stream that a guest agent writes, and translating whole trees from and to tar."""
+
+import stat
+import struct
+import tarfile
+from collections.abc import AsyncIterator
+from typing import Final
+
+import anyio
+from anyio.abc import ByteReceiveStream
+
+from mcp_sandbox.core.errors import InvalidRequestError
+from mcp_sandbox.guest.pack import RECORD, SEGMENT, Record
+from mcp_sandbox.guest.wire import GuestProtocolError
+
+__all__ = ["RecordReader", "records_of_tar", "tar_of_records"]
+
+PATH_BYTES_MAX: Final = 65535
+BLOCK: Final = tarfile.BLOCKSIZE
+
+
+class RecordReader:
+    """Reads records and, after a record of kind `f`, its content segments. Everything read is hostile."""
+
+    def __init__(self, stream: ByteReceiveStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def _take(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            try:
+                self._buffer += await self._stream.receive(1 << 17)
+            except anyio.EndOfStream:
+                raise GuestProtocolError("a tree ended before its end record") from None
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+    async def next_record(self) -> Record:
+        """Return the next record; the last one has kind `z`.
+
+        Raises:
+            GuestProtocolError: The stream does not keep to the format.
+        """
+        record, path, link = Record.head(await self._take(RECORD.size))
+        raw = await self._take(path + link)
+        return Record(
+            kind=record.kind, path=raw[:path].decode("utf-8", "surrogateescape"),
+            link=raw[path:].decode("utf-8", "surrogateescape"), mode=record.mode, uid=record.uid, gid=record.gid,
+            links=record.links, size=record.size, modified_ns=record.modified_ns, flags=record.flags,
+        )  # fmt: skip
+
+    async def segments(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield the pieces of a file's content with their offsets, in order; holes are left out."""
+        at = 0
+        while True:
+            offset, length = SEGMENT.unpack(await self._take(SEGMENT.size))
+            if length == 0:
+                return
+            if offset < at or length > 1 << 20:
+                raise GuestProtocolError(f"a segment of {length} bytes at {offset}, after {at}")
+            yield offset, await self._take(length)
+            at = offset + length
+
+
+def _member(record: Record) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(record.path)
+    member.mode = record.mode & 0o7777
+    member.uid, member.gid = record.uid, record.gid
+    seconds, nanoseconds = divmod(record.modified_ns, 1_000_000_000)
+    member.mtime = seconds
+    if nanoseconds:
+        member.pax_headers = {"mtime": f"{seconds}.{nanoseconds:09d}"}
+    kinds = {
+        "d": tarfile.DIRTYPE,
+        "D": tarfile.DIRTYPE,
+        "l": tarfile.SYMTYPE,
+        "h": tarfile.LNKTYPE,
+        "p": tarfile.FIFOTYPE,
+    }
+    member.type = kinds.get(record.kind, tarfile.REGTYPE)
+    if record.kind in "lh":
+        member.linkname = record.link
+    if record.kind == "f":
+        member.size = record.size
+    return member
+
+
+async def tar_of_records(reader: RecordReader) -> AsyncIterator[bytes]:
+    """Yield a pax tar archive of the tree that `reader` reads; holes become zeros.
+
+    Raises:
+        OSError: The agent could not read a member; its path is named.
+    """
+    while (record := await reader.next_record()).kind != "z":
+        if record.kind == "e":
+            raise OSError(5, record.path)
+        if record.kind in "Dsc":
+            continue
+        member = _member(record)
+        yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        if record.kind != "f":
+            continue
+        at = 0
+        async for offset, data in reader.segments():
+            for gap in _zeros(offset - at):
+                yield gap
+            yield data
+            at = offset + len(data)
+        for gap in _zeros(record.size - at):
+            yield gap
+        yield bytes(-record.size % BLOCK)
+    yield bytes(2 * BLOCK)
+
+
+def _zeros(count: int) -> list[bytes]:
+    piece = bytes(min(max(count, 0), 1 << 20))
+    whole, rest = divmod(max(count, 0), len(piece) or 1)
+    return [piece] * whole + ([piece[:rest]] if rest else [])
+
+
+class _TarStream:
+    """Exact reads off a byte stream."""
+
+    def __init__(self, stream: ByteReceiveStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def take(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            try:
+                self._buffer += await self._stream.receive(1 << 17)
+            except anyio.EndOfStream:
+                break
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+    async def content(self, size: int) -> AsyncIterator[bytes]:
+        left = size
+        while left:
+            piece = await self.take(min(left, 1 << 17))
+            if not piece:
+                raise _not_tar("it ends inside a member")
+            left -= len(piece)
+            yield piece
+        await self.take(-size % BLOCK)
+
+
+def _not_tar(why: str) -> InvalidRequestError:
+    return InvalidRequestError("Archive refused", why=why, fix="Send an uncompressed tar archive")
+
+
+def _inside(name: str) -> str:
+    """Return a member's path relative to the target, refusing what would leave it."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts:
+        raise _not_tar(f"member {name!r} would leave the directory")
+    return "/".join(parts)
+
+
+async def records_of_tar(tar: ByteReceiveStream) -> AsyncIterator[bytes]:
+    """Yield the records of an uncompressed tar archive (ustar, pax or GNU), directories' attributes last.
+
+    Raises:
+        InvalidRequestError: It is not a tar archive, or a member would leave the directory or is a device.
+    """
+    stream = _TarStream(tar)
+    later: list[bytes] = []
+    extended: dict[str, str] = {}
+    long_names: dict[bytes, str] = {}
+    while True:
+        block = await stream.take(BLOCK)
+        if len(block) < BLOCK or not block.strip(b"\0"):
+            break
+        try:
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise _not_tar(f"a header cannot be read ({error})") from None
+        if member.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+            if member.size > 1 << 20:
+                raise _not_tar(f"a header of {member.size} bytes")
+            raw = b"".join([piece async for piece in stream.content(member.size)])
+            if member.type == tarfile.XHDTYPE:
+                extended = _pax(raw)
+            elif member.type != tarfile.XGLTYPE:
+                long_names[member.type] = raw.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            continue
+        record = _record(member, extended, long_names)
+        extended, long_names = {}, {}
+        if record is None:
+            async for _ in stream.content(member.size):
+                pass
+            continue
+        yield _encoded(record)
+        if record.kind == "f":
+            at = 0
+            async for piece in stream.content(record.size):
+                yield SEGMENT.pack(at, len(piece)) + piece
+                at += len(piece)
+            yield SEGMENT.pack(record.size, 0)
+        elif record.kind == "d":
+            later.append(Record(kind="D", path=record.path, mode=record.mode, uid=record.uid, gid=record.gid,
+                                modified_ns=record.modified_ns).encode())  # fmt: skip
+    for attributes in reversed(later):
+        yield attributes
+    yield Record(kind="z").encode()
+
+
+def _encoded(record: Record) -> bytes:
+    try:
+        return record.encode()
+    except struct.error:
+        raise _not_tar(f"the header of member {record.path!r} holds a number that is out of range") from None
+
+
+def _pax(raw: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(raw):
+        length, _, _ = raw[at:].partition(b" ")
+        if not length.isdigit() or not 5 <= int(length) <= len(raw) - at:
+            raise _not_tar("an extended header is malformed")
+        entry = raw[at + len(length) + 1 : at + int(length) - 1]
+        key, _, value = entry.partition(b"=")
+        found[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+        at += int(length)
+    return found
+
+
+def _record(member: tarfile.TarInfo, pax: dict[str, str], long_names: dict[bytes, str]) -> Record | None:
+    name = pax.get("path", long_names.get(tarfile.GNUTYPE_LONGNAME, member.name))
+    link = pax.get("linkpath", long_names.get(tarfile.GNUTYPE_LONGLINK, member.linkname))
+    kinds = {tarfile.DIRTYPE: "d", tarfile.SYMTYPE: "l", tarfile.LNKTYPE: "h", tarfile.FIFOTYPE: "p",
+             tarfile.REGTYPE: "f", tarfile.AREGTYPE: "f", tarfile.CONTTYPE: "f"}  # fmt: skip
+    kind = kinds.get(member.type)
+    if kind is None:
+        raise _not_tar(f"member {name!r} is of type {member.type!r}; only files, directories, links and FIFOs come in")
+    path = _inside(name)
+    if not path:
+        return None
+    if max(len(path.encode("utf-8", "surrogateescape")), len(link.encode("utf-8", "surrogateescape"))) > PATH_BYTES_MAX:
+        raise _not_tar("a path is longer than 65535 bytes")
+    try:
+        member.size = int(pax.get("size", member.size))
+        modified_ns = _nanoseconds(pax["mtime"]) if "mtime" in pax else int(member.mtime) * 1_000_000_000
+        uid, gid = int(pax.get("uid", member.uid)), int(pax.get("gid", member.gid))
+        return Record(
+            kind=kind, path=path, link=_inside(link) if kind == "h" else link if kind == "l" else "",
+            mode=stat.S_IMODE(member.mode), uid=uid, gid=gid, size=member.size if kind == "f" else 0,
+            modified_ns=modified_ns,
+        )  # fmt: skip
+    except ValueError:
+        raise _not_tar(f"the header of member {name!r} holds a bad number") from None
+
+
+def _nanoseconds(text: str) -> int:
+    whole, _, fraction = text.partition(".")
+    value = int(whole.lstrip("-")) * 1_000_000_000 + int((fraction + "000000000")[:9])
+    return -value if whole.startswith("-") else value

@@ -1,0 +1,293 @@
+"""Provider `local`: the embedded engine. Linux only; no daemon, no image, no privilege."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import ByteReceiveStream
+
+from mcp_sandbox.core.admission import require_enforceable
+from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
+from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxGoneError, UnsupportedError
+from mcp_sandbox.core.exec import ExecRequest, Execution
+from mcp_sandbox.core.files import (
+    DownloadRequest,
+    FileInfo,
+    FileReader,
+    Listing,
+    ListRequest,
+    MkdirRequest,
+    ReadRequest,
+    RemoveRequest,
+    RenameRequest,
+    StatRequest,
+    UploadRequest,
+    WriteRequest,
+    WriteResult,
+)
+from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
+from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
+from mcp_sandbox.engines import guest_files, guest_trees
+from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
+from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
+from mcp_sandbox.engines.layering import freeze, restore_layers, stop
+from mcp_sandbox.engines.plan import ENVIRONMENT
+from mcp_sandbox.guest.wire import GuestProtocolError
+from mcp_sandbox.hostfs.atomic import alocked
+
+__all__ = ["LocalProvider"]
+
+NAME: Final = "local"
+ATTEMPTS: Final = 20
+_Value = TypeVar("_Value")
+
+
+class LocalSandbox(Sandbox):
+    """Connects again by itself after a snapshot or restore restarted the sandbox's init."""
+
+    def __init__(self, engine: EmbeddedEngine, capabilities: Capabilities, state: EngineState) -> None:
+        self._engine = engine
+        self._capabilities = capabilities
+        self._state = state
+        self._environment = {**ENVIRONMENT, **state.env}
+        self._carrier: GuestCarrier | None = None
+        self._connecting = anyio.Lock()
+        self._closed = False
+
+    @property
+    def id(self) -> SandboxId:
+        return SandboxId(self._state.id)
+
+    @property
+    def provider_name(self) -> str:
+        return NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def connect(self) -> GuestCarrier:
+        """Return the live connection, making one and starting init if need be."""
+        carrier = self._carrier
+        if carrier is not None and not carrier.closed:
+            return carrier
+        async with self._connecting:
+            if self._closed:
+                raise gone()
+            if self._carrier is not None and not self._carrier.closed:
+                return self._carrier
+            self._carrier = await self._engine.connect(self.id)
+            if self._carrier is None:
+                try:
+                    async with alocked(self._engine.store.lock(self.id)):
+                        self._carrier = await self._engine.connect(self.id) or await self._start()
+                except FileNotFoundError:
+                    raise NotFoundError(
+                        f"No sandbox {self.id}", why="it was destroyed", fix="List the sandboxes, or create one"
+                    ) from None
+            return self._carrier
+
+    async def _start(self) -> GuestCarrier:
+        self._state = self._engine.store.load(self.id)
+        return await self._engine.start(self._state)
+
+    async def _with(self, use: Callable[[GuestCarrier], Awaitable[_Value]]) -> _Value:
+        """Carry out a request, again if the agent restarted before it looked at it."""
+        for _ in range(ATTEMPTS):
+            try:
+                return await use(await self.connect())
+            except GuestRestarting:
+                await anyio.lowlevel.checkpoint()
+            except GuestProtocolError as error:
+                raise protocol_failure(error) from error
+        raise gone()
+
+    async def exec(self, request: ExecRequest) -> Execution:
+        environment = [f"{name}={value}" for name, value in {**self._environment, **request.env}.items()]
+        return await self._with(lambda carrier: carrier.exec(request, environment))
+
+    async def read(self, request: ReadRequest) -> FileReader:
+        return await self._with(lambda carrier: guest_files.read_file(carrier, request))
+
+    async def write(self, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
+        return await self._with(lambda carrier: guest_files.write_file(carrier, request, data))
+
+    async def stat(self, request: StatRequest) -> FileInfo:
+        return await self._with(lambda carrier: guest_files.stat_path(carrier, request))
+
+    async def list(self, request: ListRequest) -> Listing:
+        return await self._with(lambda carrier: guest_files.list_tree(carrier, request))
+
+    async def remove(self, request: RemoveRequest) -> None:
+        await self._with(lambda carrier: guest_files.remove_path(carrier, request))
+
+    async def rename(self, request: RenameRequest) -> None:
+        await self._with(lambda carrier: guest_files.rename_path(carrier, request))
+
+    async def mkdir(self, request: MkdirRequest) -> None:
+        await self._with(lambda carrier: guest_files.make_directory(carrier, request))
+
+    async def upload(self, request: UploadRequest, tar: ByteReceiveStream) -> None:
+        await self._with(lambda carrier: guest_trees.unpack_tar(carrier, request, tar))
+
+    async def download(self, request: DownloadRequest) -> ByteReceiveStream:
+        return await self._with(lambda carrier: guest_trees.pack_tar(carrier, request))
+
+    async def snapshot(self, request: SnapshotRequest) -> NativeContent:
+        if extra := request.holds - self._capabilities.snapshot_holds:
+            raise UnsupportedError(
+                "Snapshot refused", why=f"provider 'local' cannot hold {', '.join(sorted(extra))}",
+                fix="Ask for files only, or use a provider that holds memory",
+            )  # fmt: skip
+        await self.connect()
+        async with alocked(self._engine.store.lock(self.id)):
+            frozen = await freeze(self._engine, self.id)
+        return NativeContent(
+            provider=NAME, ref=frozen.ref, holds=self._capabilities.snapshot_holds, size_bytes=frozen.size_bytes,
+            paused_s=frozen.paused_s, method=frozen.method,
+        )  # fmt: skip
+
+    async def restore(self, content: NativeContent) -> None:
+        async with alocked(self._engine.store.lock(self.id)):
+            await restore_layers(self._engine, self.id, content.ref)
+
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
+        for spec in specs:
+            require_enforceable(NAME, self._capabilities, spec)
+        await self.connect()
+        async with alocked(self._engine.store.lock(self.id)):
+            frozen = await freeze(self._engine, self.id)
+        snapshot = self._engine.store.load_snapshot(frozen.ref)
+        try:
+            return [await _open_new(self._engine, self._capabilities, spec, snapshot) for spec in specs]
+        finally:
+            self._engine.store.remove_snapshot(frozen.ref)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._carrier is not None:
+            await self._carrier.aclose()
+
+
+async def _open_new(
+    engine: EmbeddedEngine, capabilities: Capabilities, spec: SandboxSpec, start: StoredSnapshot
+) -> LocalSandbox:
+    """Make a sandbox on a snapshot's layers and start it; nothing is left of one that does not start."""
+    state = EngineState(
+        id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
+        layers=start.layers, top=engine.store.new_layer(), project=start.project, limits=spec.limits,
+        env=dict(spec.env), labels=dict(spec.labels),
+    )  # fmt: skip
+    engine.store.add(state)
+    sandbox = LocalSandbox(engine, capabilities, state)
+    try:
+        await sandbox.connect()
+    except BaseException:
+        await sandbox.aclose()
+        engine.store.discard(engine.store.directory(spec.id))
+        raise
+    return sandbox
+
+
+class LocalProvider(Provider):
+    """Sandboxes of the embedded engine, with their state below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stack = AsyncExitStack()
+        self._open: list[LocalSandbox] = []
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def __aenter__(self) -> Self:
+        self._engine = await self._stack.enter_async_context(EmbeddedEngine(self._root))
+        native = VerbSupport(Support.NATIVE)
+        self._capabilities = Capabilities(
+            isolation=Isolation.NAMESPACE,
+            verbs={
+                Verb.SNAPSHOT: VerbSupport(Support.NATIVE, "at once while no command runs, else by a short freeze"),
+                Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
+                Verb.CREATE_FROM_SNAPSHOT: native,
+                Verb.FORK: native,
+            },
+            snapshot_holds=frozenset({Facet.FILES}),
+            network=frozenset({NetworkMode.NONE}),
+            limits=frozenset({"pids", "open_files"}),
+            max_concurrent=256,
+            owners=self._engine.identity.is_range,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for sandbox in self._open:
+            await sandbox.aclose()
+        await self._stack.aclose()
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        require_enforceable(NAME, self._capabilities, spec)
+        if spec.image is not None:
+            raise UnsupportedError(
+                "Image refused", why="provider 'local' starts from the host's own programs",
+                fix="Leave `image` out, or use provider `docker`",
+            )  # fmt: skip
+        start = StoredSnapshot(base=await self._engine.base(), layers=(), project=spec.workspace.source)
+        return self._remember(await _open_new(self._engine, self._capabilities, spec, start))
+
+    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+        sandbox = LocalSandbox(self._engine, self._capabilities, self._engine.store.load(sandbox_id))
+        await sandbox.connect()
+        return self._remember(sandbox)
+
+    def _remember(self, sandbox: LocalSandbox) -> LocalSandbox:
+        self._open.append(sandbox)
+        return sandbox
+
+    async def list(self) -> Sequence[SandboxInfo]:
+        found: list[SandboxInfo] = []
+        for sandbox in self._engine.store.sandboxes():
+            try:
+                state = self._engine.store.load(sandbox)
+                carrier = await self._engine.connect(sandbox)
+            except (NotFoundError, SandboxGoneError, ProviderUnavailableError):
+                continue
+            if carrier is not None:
+                await carrier.aclose()
+            running = SandboxState.STOPPED if carrier is None else SandboxState.RUNNING
+            found.append(SandboxInfo(id=sandbox, state=running, created_at=state.created_at, labels=state.labels))
+        return found
+
+    async def destroy(self, sandbox_id: SandboxId) -> None:
+        store = self._engine.store
+        try:
+            async with alocked(store.lock(sandbox_id)):
+                await stop(self._engine, sandbox_id)
+                store.discard(store.directory(sandbox_id))
+        except FileNotFoundError:
+            return
+        self._engine.sweep()
+
+    async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
+        require_enforceable(NAME, self._capabilities, spec)
+        async with alocked(self._engine.store.structure_lock()):
+            snapshot = self._engine.store.load_snapshot(content.ref)
+            sandbox = await _open_new(self._engine, self._capabilities, spec, snapshot)
+        return self._remember(sandbox)
+
+    async def discard(self, content: NativeContent) -> None:
+        self._engine.store.remove_snapshot(content.ref)
+        self._engine.sweep()
