@@ -2,6 +2,7 @@
 
 import abc
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,17 @@ from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.guest.wire import GuestProtocolError, Type
 
-__all__ = ["GuestCarrier", "GuestRestarting", "Reply", "Sink", "Source", "gone", "os_error", "protocol_failure"]
+__all__ = [
+    "GuestCarrier",
+    "GuestRestarting",
+    "Reply",
+    "Sink",
+    "Source",
+    "error_fields",
+    "gone",
+    "os_error",
+    "protocol_failure",
+]
 
 
 class GuestRestarting(Exception):  # noqa: N818
@@ -104,3 +115,11 @@ def protocol_failure(error: GuestProtocolError) -> ProviderError:
 def os_error(number: int, path: str | None = None) -> OSError:
     """Return the builtin error class that an errno deserves."""
     return OSError(number, os.strerror(number), path) if path is not None else OSError(number, os.strerror(number))
+
+
+def error_fields(payload: bytes) -> tuple[int, str]:
+    """Return the errno of an ERROR frame, and the step that failed."""
+    if len(payload) < 5:
+        raise GuestProtocolError(f"an error of {len(payload)} bytes")
+    (number,) = struct.unpack_from("<I", payload)
+    return number, payload[4:].split(b"\0", 1)[0].decode("utf-8", "replace")

@@ -46,18 +46,16 @@ class _Descriptor:
 class FileSource(_Descriptor, ByteReceiveStream):
     """Reads a regular file. Small reads happen in place: the page cache answers in microseconds."""
 
-    def __init__(self, descriptor: int, offset: int, length: int | None) -> None:
+    def __init__(self, descriptor: int, length: int | None) -> None:
         super().__init__(descriptor)
-        self._offset = offset
         self._left = length
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Return the next bytes, at most `max_bytes`."""
         want = min(max_bytes, CHUNK_BYTES) if self._left is None else min(max_bytes, CHUNK_BYTES, self._left)
-        data = os.pread(self._use(), want, self._offset) if want else b""
+        data = os.read(self._use(), want) if want else b""
         if not data:
             raise anyio.EndOfStream
-        self._offset += len(data)
         if self._left is not None:
             self._left -= len(data)
         await asyncio.sleep(0)

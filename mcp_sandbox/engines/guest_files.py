@@ -26,7 +26,7 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.engines.carrier import GuestCarrier, os_error
 from mcp_sandbox.guest.pack import parse_stat, record_info
 from mcp_sandbox.guest.records import RecordReader
-from mcp_sandbox.guest.wire import MkdirFlag, OpenFlag, Type, fields, strings
+from mcp_sandbox.guest.wire import MkdirFlag, OpenFlag, Type, fields, open_payload, strings
 
 __all__ = ["list_tree", "make_directory", "read_file", "remove_path", "rename_path", "stat_path", "write_file"]
 
@@ -86,7 +86,7 @@ async def write_file(carrier: GuestCarrier, request: WriteRequest, data: bytes |
 async def _append(carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
     flags = OpenFlag.WRITE | OpenFlag.APPEND | (OpenFlag.PARENTS if request.make_parents else OpenFlag(0))
     mode = 0o644 if request.mode is None else request.mode
-    sink = await carrier.sink(Type.OPEN, fields(flags, mode, request.path))
+    sink = await carrier.sink(Type.OPEN, open_payload(flags, mode, request.path))
     size, digest = await _pour(data, sink.stream)
     before = parse_stat(request.path, sink.reply.payload)
     return WriteResult(size_bytes=size, sha256=digest, created=before.size_bytes == 0)

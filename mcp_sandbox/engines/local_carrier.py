@@ -11,9 +11,10 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.exec import ExecRequest, Execution
-from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, Reply, Sink, Source, gone, os_error
+from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
 from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, write_pipe
-from mcp_sandbox.engines.local_execution import LocalExecution, never_started
+from mcp_sandbox.engines.guest_execution import CommandCarrier, never_started
+from mcp_sandbox.engines.local_execution import LocalExecution
 from mcp_sandbox.guest.wire import (
     FRAME_MAX,
     HEAD,
@@ -25,7 +26,7 @@ from mcp_sandbox.guest.wire import (
     Type,
     encode,
     exec_payload,
-    fields,
+    open_payload,
 )
 
 __all__ = ["LocalCarrier", "seqpacket_pair"]
@@ -44,7 +45,7 @@ def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-class LocalCarrier(GuestCarrier):
+class LocalCarrier(CommandCarrier):
     """One connection to an agent on this host. Not usable before `welcome` returned."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -71,7 +72,7 @@ class LocalCarrier(GuestCarrier):
         with anyio.fail_after(WELCOME_S):
             frame, _ = await self._welcome
         if frame.type == Type.ERROR:
-            number, step = _error_fields(frame.payload)
+            number, step = error_fields(frame.payload)
             raise OSError(number, f"{step}: {os.strerror(number)}")
         (version,) = struct.unpack_from("<I", frame.payload)
         if version != PROTOCOL_VERSION:
@@ -90,8 +91,8 @@ class LocalCarrier(GuestCarrier):
 
     async def open_file(self, path: str, offset: int, length: int | None) -> Source:
         """Open a file and read it through its descriptor."""
-        reply = await self._ask(Type.OPEN, fields(0, 0, path), ())
-        return Source(reply, FileSource(_required(reply), offset, length))
+        reply = await self._ask(Type.OPEN, open_payload(0, 0, path, offset), ())
+        return Source(reply, FileSource(_required(reply), length))
 
     async def source(self, kind: Type, payload: bytes) -> Source:
         """Let a worker write into a pipe."""
@@ -162,7 +163,7 @@ class LocalCarrier(GuestCarrier):
         if frame.type == Type.ERROR:
             execution.release()
             self._commands.pop(frame.id, None)
-            return never_started(*_error_fields(frame.payload), request)
+            return never_started(*error_fields(frame.payload), request)
         return execution
 
     def post(self, kind: Type, payload: bytes) -> None:
@@ -272,16 +273,9 @@ def _retrieve(answer: "asyncio.Future[tuple[Frame, int | None]]") -> None:
         answer.exception()
 
 
-def _error_fields(payload: bytes) -> tuple[int, str]:
-    if len(payload) < 5:
-        raise GuestProtocolError(f"an error of {len(payload)} bytes")
-    (number,) = struct.unpack_from("<I", payload)
-    return number, payload[4:].split(b"\0", 1)[0].decode("utf-8", "replace")
-
-
 def _reply(frame: Frame, descriptor: int | None) -> Reply:
     if frame.type == Type.ERROR:
-        raise os_error(_error_fields(frame.payload)[0])
+        raise os_error(error_fields(frame.payload)[0])
     return Reply(frame.payload, descriptor)
 
 

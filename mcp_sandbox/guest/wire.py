@@ -22,6 +22,7 @@ __all__ = [
     "encode",
     "exec_payload",
     "fields",
+    "open_payload",
     "strings",
 ]
 
@@ -167,3 +168,8 @@ def strings(values: Iterable[str]) -> bytes:
 def exec_payload(flags: int, cwd: str, argv: Iterable[str], environment: Iterable[str], size: int = 0) -> bytes:
     """Pack a command; `size` is rows << 16 | columns of a terminal."""
     return fields(flags, size, cwd) + strings(argv) + strings(environment)
+
+
+def open_payload(flags: int, mode: int, path: str, offset: int = 0) -> bytes:
+    """Pack a request to open a file; `mode` is for one that has to be made."""
+    return fields(flags, mode, offset & 0xFFFFFFFF, offset >> 32, path)

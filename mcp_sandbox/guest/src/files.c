@@ -76,6 +76,8 @@ static int regular(int fd, struct stat *s) {
 
 void file_open(int peer, uint32_t id, struct cursor *c) {
   uint32_t flags = take_u32(c), mode = take_u32(c);
+  uint64_t offset = take_u32(c);
+  offset |= (uint64_t)take_u32(c) << 32;
   const char *path = take_string(c);
   if (c->bad || *path != '/') {
     send_error(peer, id, c->bad ? EPROTO : EINVAL, "open");
@@ -92,6 +94,7 @@ void file_open(int peer, uint32_t id, struct cursor *c) {
   }
   struct stat s;
   int error = fd < 0 ? (errno == ENXIO ? EINVAL : errno) : regular(fd, &s);
+  if (!error && offset && lseek(fd, (off_t)offset, SEEK_SET) < 0) error = errno;
   if (error) {
     send_error(peer, id, error, "open");
   } else {

@@ -1,0 +1,190 @@
+"""What commands of a guest agent have in common, whichever way their output travels."""
+
+import abc
+import asyncio
+import os
+import signal
+import struct
+import time
+from typing import Final
+
+import anyio
+
+from mcp_sandbox.core.exec import ExecEvent, ExecRequest, ExecResult, Execution, Exited, Termination
+from mcp_sandbox.engines.carrier import GuestCarrier
+from mcp_sandbox.guest.wire import Type, fields
+
+__all__ = ["CommandCarrier", "GuestExecution", "NeverStarted", "never_started"]
+
+EXIT: Final = struct.Struct("<IQQQ")
+"""Wait status, user and system microseconds, peak memory in bytes."""
+KILL_S: Final = 5.0
+
+
+class CommandCarrier(GuestCarrier):
+    """What a command needs of its connection."""
+
+    @abc.abstractmethod
+    def post(self, kind: Type, payload: bytes) -> None:
+        """Send a request whose answer nobody waits for."""
+
+    @abc.abstractmethod
+    def forget(self, number: int) -> None:
+        """Stop passing events of a command on."""
+
+
+class GuestExecution(Execution):
+    """Knows when and how the command ends; a subclass carries its bytes."""
+
+    def __init__(self, carrier: CommandCarrier, timeout_s: float | None) -> None:
+        self.number = 0
+        self._carrier = carrier
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._result: asyncio.Future[ExecResult] = self._loop.create_future()
+        self._told = False
+        self._started = time.monotonic()
+        self._reason: Termination | None = None
+        self._deadline = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire)
+        self._timeout_s = timeout_s
+
+    # ------------------------------------------------------------------------------------------ the carrier's side
+
+    def ended(self, payload: bytes) -> None:
+        """Take the agent's word that the process ended."""
+        status, user_us, system_us, rss = EXIT.unpack_from(payload)
+        code = os.waitstatus_to_exitcode(status)
+        termination = Termination.EXITED if code >= 0 else self._reason or Termination.SIGNALED
+        detail = f"killed after {self._timeout_s:g} s" if termination is Termination.TIMEOUT else ""
+        self._finish(
+            ExecResult(
+                exit_code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+                termination=termination,
+                duration_s=time.monotonic() - self._started,
+                cpu_s=(user_us + system_us) / 1e6,
+                max_rss_bytes=rss,
+                detail=detail,
+            )
+        )
+
+    def lost(self) -> None:
+        """Take it that the sandbox ended first."""
+        self._finish(
+            ExecResult(
+                exit_code=None,
+                termination=self._reason or Termination.LOST,
+                duration_s=time.monotonic() - self._started,
+                detail="the sandbox ended while the command ran" if self._reason is None else "",
+            )
+        )
+
+    def _finish(self, result: ExecResult) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if not self._result.done():
+            self._result.set_result(result)
+        self._wake.set()
+
+    def _expire(self) -> None:
+        self._kill(Termination.TIMEOUT)
+
+    def _kill(self, reason: Termination) -> None:
+        if self._result.done() or self._carrier.closed:
+            return
+        self._reason = self._reason or reason
+        self._post_signal(signal.SIGKILL, tree=True)
+
+    def _post_signal(self, number: int, *, tree: bool) -> None:
+        try:
+            self._carrier.post(Type.SIGNAL, fields(self.number, number, int(tree)))
+        except BlockingIOError:  # the socket is full: once it drains
+            self._loop.call_later(0.01, lambda: self._result.done() or self._post_signal(number, tree=tree))
+
+    # ------------------------------------------------------------------------------------------ the caller's side
+
+    async def signal(self, number: int, *, tree: bool = False) -> None:
+        """Send a signal to the command's group or tree."""
+        if not self._result.done() and not self._carrier.closed:
+            await self._carrier.request(Type.SIGNAL, fields(self.number, number, int(tree)))
+
+    async def kill(self) -> None:
+        """Kill the whole tree and wait for the command's end."""
+        self._kill(Termination.KILLED)
+        with anyio.move_on_after(KILL_S):
+            await asyncio.shield(self._result)
+
+    async def wait(self) -> ExecResult:
+        """Return the result."""
+        return await asyncio.shield(self._result)
+
+    async def aclose(self) -> None:
+        """Kill the tree if the command still runs, then free the pipes."""
+        try:
+            if not self._result.done():
+                with anyio.CancelScope(shield=True):
+                    await self.kill()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Free what carries the bytes, and forget the command."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._carrier.forget(self.number)
+        self._free()
+        self._told = True
+        if not self._result.done():
+            self.lost()
+        self._wake.set()
+
+    @abc.abstractmethod
+    def _free(self) -> None:
+        """Free what carries the bytes. Idempotent."""
+
+
+class NeverStarted(Execution):
+    """A command that the kernel refused to start: a result like any other."""
+
+    def __init__(self, result: ExecResult) -> None:
+        self._result = result
+        self._told = False
+
+    async def receive(self) -> ExecEvent:
+        """Return the one event."""
+        if self._told:
+            raise anyio.EndOfStream
+        self._told = True
+        return Exited(self._result)
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Say that nobody reads."""
+        raise anyio.BrokenResourceError
+
+    async def close_stdin(self) -> None:
+        """Do nothing."""
+
+    async def signal(self, number: int, *, tree: bool = False) -> None:
+        """Do nothing."""
+
+    async def kill(self) -> None:
+        """Do nothing."""
+
+    async def wait(self) -> ExecResult:
+        """Return the result."""
+        return self._result
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+def never_started(number: int, step: str, request: ExecRequest, reason: str = "") -> NeverStarted:
+    """Return the result of a command that failed at `step` with an errno."""
+    words = reason or os.strerror(number)
+    detail = {
+        "chdir": f"cannot enter directory {request.cwd!r}: {words}",
+        "exec": f"cannot run {request.argv[0]!r}: {words}",
+        "fork": f"cannot start a process: {words}; the sandbox has as many as its limit allows",
+    }.get(step, f"cannot start the command at step {step!r}: {words}")
+    missing = step == "exec" and number in (2, 20)  # ENOENT, ENOTDIR
+    return NeverStarted(ExecResult(exit_code=127 if missing else 126, detail=detail))
