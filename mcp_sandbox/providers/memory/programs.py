@@ -81,7 +81,8 @@ async def _yes(process: Process) -> int:
 
 
 async def _env(process: Process) -> int:
-    await process.write(b"".join(os.fsencode(f"{name}={value}\n") for name, value in process.env.items()))
+    end = "\0" if process.argv[1:] == ("-0",) else "\n"
+    await process.write(b"".join(os.fsencode(f"{name}={value}{end}") for name, value in process.env.items()))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import time
 from collections.abc import Sequence
 
 import anyio
@@ -34,6 +35,7 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
+from mcp_sandbox.core.streams import BytesStream
 from mcp_sandbox.providers.memory.archive import pack, unpack
 from mcp_sandbox.providers.memory.engine import CAPABILITIES, NAME, Engine, Record
 from mcp_sandbox.providers.memory.execution import MemoryExecution, Process, Program
@@ -130,16 +132,30 @@ class MemorySandbox(Sandbox):
         return MemoryReader(info(request.path, node), node.data[request.offset : end])
 
     async def write(self, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
-        """Write a file: collected first, then put in place in one step."""
+        """Write a file: collected first and put in place in one step, or appended chunk by chunk."""
+        if request.append:
+            return await self._append(request, data)
         content = data if isinstance(data, bytes) else await _collect(data)
         spot = self._tree.writable(request.path, make_parents=request.make_parents, create_only=request.create_only)
-        digest = hashlib.sha256(content).hexdigest()
-        if request.append and spot.node is not None:
-            spot.node.data += content
-            return WriteResult(size_bytes=len(content), sha256=digest, created=False)
         mode = request.mode if request.mode is not None else spot.node.mode if spot.node else 0o644
         spot.parent.put(spot.name, Node(FileKind.FILE, mode & 0o7777, data=content))
+        digest = hashlib.sha256(content).hexdigest()
         return WriteResult(size_bytes=len(content), sha256=digest, created=spot.node is None)
+
+    async def _append(self, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
+        spot = self._tree.writable(request.path, make_parents=request.make_parents, create_only=request.create_only)
+        node = spot.node
+        if node is None:
+            node = Node(FileKind.FILE, 0o644 if request.mode is None else request.mode & 0o7777)
+            spot.parent.put(spot.name, node)
+        size, digest = 0, hashlib.sha256()
+        async with BytesStream(data) if isinstance(data, bytes) else data as stream:
+            async for chunk in stream:
+                node.data += chunk
+                node.modified_ns = time.time_ns()
+                size += len(chunk)
+                digest.update(chunk)
+        return WriteResult(size_bytes=size, sha256=digest.hexdigest(), created=spot.node is None)
 
     async def stat(self, request: StatRequest) -> FileInfo:
         """Look at one path."""

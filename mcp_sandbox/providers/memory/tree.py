@@ -198,7 +198,8 @@ class Tree:
     def walk(self, path: str, depth: int, prune: frozenset[str] = frozenset()) -> Iterator[tuple[str, Node]]:
         """Yield path and node of everything below a directory, parents first."""
         level = [(path.rstrip("/"), self.directory(path))]
-        for _ in range(depth):
+        while level and depth > 0:
+            depth -= 1
             below: list[tuple[str, Node]] = []
             for above, directory in level:
                 for name, child in directory.children.items():
