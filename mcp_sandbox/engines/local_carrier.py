@@ -189,7 +189,7 @@ class LocalCarrier(CommandCarrier):
         self, kind: Type, payload: bytes, descriptors: Sequence[int], execution: LocalExecution | None = None
     ) -> "asyncio.Future[tuple[Frame, int | None]]":
         if self._closed:
-            raise self._loss()
+            raise GuestRestarting
         self._number = number = self._number % 0xFFFFFFFF + 1
         frames = list(encode(kind, number, payload))
         answer = self._pending[number] = self._loop.create_future()
@@ -205,9 +205,9 @@ class LocalCarrier(CommandCarrier):
                     break
                 except BlockingIOError:
                     await anyio.wait_writable(self._socket)
-                except OSError:
+                except OSError:  # nothing was delivered, so whoever still can may connect again and repeat it
                     self._end()
-                    raise self._loss() from None
+                    raise GuestRestarting from None
         return answer
 
     def _loss(self) -> Exception:

@@ -217,7 +217,7 @@ class StreamCarrier(CommandCarrier):
 
     async def _begin(self, kind: Type, payload: bytes, number: int) -> "asyncio.Future[Frame]":
         if self._closed:
-            raise self._loss()
+            raise GuestRestarting
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)
         try:

@@ -1,5 +1,6 @@
 """Provider `local`: the embedded engine. Linux only; no daemon, no image, no privilege."""
 
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -202,7 +203,7 @@ class LocalProvider(Provider):
     def __init__(self, root: Path) -> None:
         self._root = root
         self._stack = AsyncExitStack()
-        self._open: list[LocalSandbox] = []
+        self._open: weakref.WeakSet[LocalSandbox] = weakref.WeakSet()
 
     @property
     def name(self) -> str:
@@ -234,7 +235,7 @@ class LocalProvider(Provider):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for sandbox in self._open:
+        for sandbox in list(self._open):
             await sandbox.aclose()
         await self._stack.aclose()
 
@@ -254,7 +255,7 @@ class LocalProvider(Provider):
         return self._remember(sandbox)
 
     def _remember(self, sandbox: LocalSandbox) -> LocalSandbox:
-        self._open.append(sandbox)
+        self._open.add(sandbox)
         return sandbox
 
     async def list(self) -> Sequence[SandboxInfo]:
