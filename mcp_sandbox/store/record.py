@@ -10,12 +10,17 @@ from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.store.encoding import decode
 
-__all__ = ["Owner", "SandboxRecord", "now"]
+__all__ = ["Owner", "SandboxRecord", "now", "timestamp"]
 
 
 def now() -> str:
-    """Return the present time, UTC, ISO 8601 with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Return the present time as `timestamp` writes it."""
+    return timestamp(datetime.now(UTC))
+
+
+def timestamp(at: datetime) -> str:
+    """Return a time in UTC, ISO 8601 with milliseconds, so that text sorts by time."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ process that is killed at any point leaves the old state, the new one, or an unf
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.store.atomic import UNFINISHED, locked, sweep_unfinished, sync_directory, write_atomically
 from mcp_sandbox.store.encoding import decode, encode
 from mcp_sandbox.store.identity import ID_PATTERN, ID_PREFIX
-from mcp_sandbox.store.record import Owner, SandboxRecord
+from mcp_sandbox.store.record import Owner, SandboxRecord, timestamp
 
 __all__ = ["DefaultRecord", "Registry", "Stamp"]
 
@@ -76,13 +76,22 @@ class Registry:
             os.utime(self._directory / sandbox_id / _USED)
 
     def add(self, record: SandboxRecord) -> None:
-        """Enter a sandbox that is about to be created.
+        """Enter a sandbox that is about to be created; `settle` makes that durable.
 
         Raises:
             StateError: The id is taken, or the name is, in the same project.
         """
         with self._locked():
             self._add(record)
+
+    def settle(self, sandbox_id: SandboxId) -> None:
+        """Make what `add` entered survive a loss of power. Apart from it, so that the engine can create meanwhile."""
+        directory = self._directory / sandbox_id
+        with suppress(FileNotFoundError):  # destroyed meanwhile
+            with (directory / _RECORD).open("rb") as record:
+                os.fsync(record.fileno())
+            sync_directory(directory)
+        sync_directory(self._directory)
 
     def is_creating(self, sandbox_id: SandboxId) -> bool:
         """Whether the engine was never seen to have this sandbox."""
@@ -106,22 +115,12 @@ class Registry:
                 why="it does not exist or was destroyed",
                 fix="Call sandbox_list, or leave `sandbox` away to use the project's own",
             )
-        return record
+        return self._used(record)
 
     def list(self, *, principal: str, project: str | None = None) -> tuple[SandboxRecord, ...]:
         """Return the records of one principal, oldest first; of one project, or of all with `None`."""
-        return tuple(
-            sorted(
-                (
-                    found
-                    for found in self._scan()
-                    if isinstance(found, SandboxRecord)
-                    and found.principal == principal
-                    and project in (None, found.project)
-                ),
-                key=lambda record: (record.created_at, record.id),
-            )
-        )
+        found = self._of(principal, project)
+        return tuple(self._used(record) for record in sorted(found, key=lambda record: (record.created_at, record.id)))
 
     def find(self, handle: str, *, principal: str, project: str | None = None) -> SandboxRecord:
         """Return the sandbox that a handle means: its id, its name, or a unique prefix of its id.
@@ -137,13 +136,13 @@ class Registry:
             record = self.get(SandboxId(handle))
             if record.principal == principal:
                 return record
-        records = self.list(principal=principal, project=project)
+        records = self._of(principal, project)
         prefix = handle.lower().removeprefix(ID_PREFIX)
         matches = [record for record in records if handle and record.name == handle] or [
             record for record in records if prefix and record.id.startswith(ID_PREFIX + prefix)
         ]
         if len(matches) == 1:
-            return matches[0]
+            return self._used(matches[0])
         if matches:
             raise InvalidRequestError(
                 f"Sandbox {handle!r} not chosen",
@@ -200,9 +199,7 @@ class Registry:
         final = self._directory / record.id
         if final.exists():
             raise StateError("Sandbox not created", why=f"there is one with the id {record.id!r}", fix="Use another id")
-        if record.name and any(
-            other.name == record.name for other in self.list(principal=record.principal, project=record.project)
-        ):
+        if record.name and any(other.name == record.name for other in self._of(record.principal, record.project)):
             raise StateError(
                 "Sandbox not created",
                 why=f"this project has one with the name {record.name!r}",
@@ -212,9 +209,8 @@ class Registry:
         beside.mkdir(mode=0o700)
         for name in (_CREATING, _USED, _LOCK):
             (beside / name).touch(mode=0o600)
-        write_atomically(beside / _RECORD, encode(record.to_json()))
+        (beside / _RECORD).write_bytes(encode(record.to_json()))
         beside.rename(final)
-        sync_directory(self._directory)
 
     def _sweep(self) -> None:
         """Remove what killed processes left, once; the lock is held, so nobody is building anything."""
@@ -235,6 +231,13 @@ class Registry:
             ):
                 raise found.error
         return None
+
+    def _of(self, principal: str, project: str | None) -> Sequence[SandboxRecord]:
+        return [
+            found
+            for found in self._scan()
+            if isinstance(found, SandboxRecord) and found.principal == principal and project in (None, found.project)
+        ]
 
     def _scan(self) -> "Iterator[SandboxRecord | _Unreadable]":
         for entry in os.listdir(self._directory):  # noqa: PTH208 (names only)
@@ -261,7 +264,7 @@ class Registry:
             except FileNotFoundError:
                 return None
             known = self._known[sandbox_id] = (stamp, SandboxRecord.parse(text))
-        return replace(known[1], last_used_at=self._used_at(known[1]))
+        return known[1]
 
     def _raw(self, sandbox_id: SandboxId) -> dict[str, Any]:
         try:
@@ -269,13 +272,12 @@ class Registry:
         except (OSError, ValueError):
             return {}
 
-    def _used_at(self, record: SandboxRecord) -> str:
+    def _used(self, record: SandboxRecord) -> SandboxRecord:
         try:
             used = (self._directory / record.id / _USED).stat().st_mtime
         except OSError:
-            return record.last_used_at
-        at = datetime.fromtimestamp(used, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        return max(at, record.last_used_at)
+            return record
+        return replace(record, last_used_at=max(timestamp(datetime.fromtimestamp(used, UTC)), record.last_used_at))
 
 
 class _Unreadable(NamedTuple):
@@ -283,12 +285,12 @@ class _Unreadable(NamedTuple):
     raw: dict[str, Any]
 
 
-def _listed(records: "list[SandboxRecord] | tuple[SandboxRecord, ...]", most: int = 5) -> str:
+def _listed(records: Sequence[SandboxRecord], most: int = 5) -> str:
     shown = [f"{record.id[:11]}{f' ({record.name})' if record.name else ''}" for record in records[:most]]
     return ", ".join(shown) + (f" and {len(records) - most} more" if len(records) > most else "")
 
 
-def _no_such(handle: str, records: tuple[SandboxRecord, ...]) -> NotFoundError:
+def _no_such(handle: str, records: Sequence[SandboxRecord]) -> NotFoundError:
     handle = handle[:64]
     names = {name: record for record in records for name in (record.name, record.id) if name}
     near = [names[name] for name in get_close_matches(handle, names, n=3, cutoff=0.6)]

@@ -45,10 +45,13 @@ class SnapshotStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[SnapshotId, StoredSnapshot] = {}
+        self._swept = False
 
     def save(self, stored: StoredSnapshot) -> None:
         """Write a record, durably and once; saving it again changes nothing."""
-        sweep_unfinished(self._directory)
+        if not self._swept:
+            sweep_unfinished(self._directory)
+            self._swept = True
         fields = asdict(stored.snapshot)
         fields["native"]["holds"] = sorted(stored.snapshot.native.holds)
         write_once(self._path(stored.id), encode({"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner)}))

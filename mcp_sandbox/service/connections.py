@@ -1,0 +1,261 @@
+"""The sandboxes that this server is connected to: one connection each, made once, found without touching the disk."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.core.errors import NotFoundError, StateError
+from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.core.snapshot import NativeContent, SnapshotId
+from mcp_sandbox.service.opened import OpenProviders
+from mcp_sandbox.service.watched import WatchedSandbox
+from mcp_sandbox.store.atomic import alocked
+from mcp_sandbox.store.record import SandboxRecord
+from mcp_sandbox.store.registry import Registry, Stamp
+
+__all__ = ["Connections", "LiveSandbox"]
+
+_LOG = logging.getLogger(__name__)
+_TOUCH_EVERY_S = 60.0
+_CREATE_WAIT_S = 300.0
+"""As long as another process may take to create a sandbox, pulling its image for example."""
+_CLOSE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSandbox:
+    """A sandbox that is ready to be used."""
+
+    record: SandboxRecord
+    sandbox: Sandbox
+    directory: Path
+    """The registry's directory of this sandbox, on the host."""
+    notices: tuple[str, ...] = ()
+    """What must be told once, in the answer to the call that opened it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    live: LiveSandbox
+    stamp: Stamp
+    touch_at: float = 0.0
+    notices: list[str] = field(default_factory=list[str])
+
+
+class Connections:
+    """Connects to sandboxes of the registry, creating in the engine what was entered and never created.
+
+    Args:
+        registry: Where the sandboxes are entered.
+        providers: Opened by whoever made this.
+        spec_of: What to create for a record.
+        content_of: The content of a snapshot; may block.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        providers: OpenProviders,
+        *,
+        spec_of: Callable[[SandboxRecord], SandboxSpec],
+        content_of: Callable[[SnapshotId], NativeContent],
+    ) -> None:
+        self._registry = registry
+        self._providers = providers
+        self._spec_of = spec_of
+        self._content_of = content_of
+        self._connections: dict[SandboxId, _Connection] = {}
+        self._locks: dict[SandboxId, anyio.Lock] = {}  # one connection is made per sandbox
+        self._dead: list[Sandbox] = []
+
+    def cached(self, sandbox_id: SandboxId) -> LiveSandbox | None:
+        """Return a connection whose record has not changed since. One system call."""
+        connection = self._connections.get(sandbox_id)
+        if connection is None or self._registry.stamp(sandbox_id) != connection.stamp:
+            return None
+        return self._handed_out(connection)
+
+    async def connect(self, record: SandboxRecord) -> LiveSandbox | None:
+        """Return a connection, made if there is none yet; `None` if the sandbox is gone, which forgets it.
+
+        Raises:
+            ProviderUnavailableError, UnsupportedError, ProviderError: It could not be created or reached.
+        """
+        while self._dead:
+            await _closed(self._dead.pop())
+        async with self._locks.setdefault(record.id, anyio.Lock()):
+            connection = self._connections.get(record.id)
+            if connection is None:
+                provider = await self._providers.get(record.provider)
+                sandbox = await self._sandbox(provider, record)
+                connection = self._entered(record, provider, sandbox) if sandbox is not None else None
+            connection = await self._refreshed(record.id, connection)
+            return self._handed_out(connection) if connection is not None else None
+
+    def tell(self, sandbox_id: SandboxId, notice: str) -> None:
+        """Have something told by the next answer from a sandbox."""
+        if (connection := self._connections.get(sandbox_id)) is not None:
+            connection.notices.append(notice)
+
+    async def close(self, sandbox_id: SandboxId) -> None:
+        """Let go of one sandbox, within 3 s, and forget the connection."""
+        connection = self._connections.pop(sandbox_id, None)
+        if connection is not None:
+            await _closed(connection.live.sandbox)
+
+    async def close_all(self) -> None:
+        """Let go of every sandbox, within 3 s."""
+        sandboxes = [*self._dead, *(connection.live.sandbox for connection in self._connections.values())]
+        self._connections.clear()
+        self._dead.clear()
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for sandbox in sandboxes:
+                    tasks.start_soon(_closed, sandbox)
+
+    @asynccontextmanager
+    async def exclusively(self, sandbox_id: SandboxId, *, wait_s: float = 60.0) -> AsyncGenerator[None]:
+        """Keep every process from creating, snapshotting, restoring or destroying a sandbox meanwhile.
+
+        Raises:
+            NotFoundError: The registry does not know it.
+            CapacityError: Another process was at it for `wait_s` seconds.
+        """
+        async with _held(self._registry, sandbox_id, wait_s):
+            if self._registry.stamp(sandbox_id) is None:
+                self._registry.get(sandbox_id)
+            yield
+
+    def _handed_out(self, connection: _Connection) -> LiveSandbox:
+        now = time.monotonic()
+        if now >= connection.touch_at:
+            self._registry.touch(connection.live.record.id)
+            connection.touch_at = now + _TOUCH_EVERY_S
+        if not connection.notices:
+            return connection.live
+        notices = tuple(connection.notices)
+        connection.notices.clear()
+        return replace(connection.live, notices=notices)
+
+    def _entered(self, record: SandboxRecord, provider: Provider, sandbox: Sandbox) -> _Connection:
+        async def revive() -> Sandbox:
+            again = await provider.attach(record.id)
+            self.tell(
+                record.id, f"sandbox {record.id} had ended and was started again: its files are there, its jobs are not"
+            )
+            return again
+
+        def gone() -> None:
+            if (dead := self._connections.pop(record.id, None)) is not None:
+                self._dead.append(dead.live.sandbox)
+
+        live = LiveSandbox(
+            record=record,
+            sandbox=WatchedSandbox(sandbox, revive, gone),
+            directory=self._registry.directory(record.id),
+        )
+        connection = self._connections[record.id] = _Connection(live, Stamp(0, 0))
+        return connection
+
+    async def _refreshed(self, sandbox_id: SandboxId, connection: _Connection | None) -> _Connection | None:
+        """Bring the record of a connection up to date; `None` if it is gone."""
+        stamp = self._registry.stamp(sandbox_id)
+        if connection is None or stamp is None:
+            await self.close(sandbox_id)
+            self._locks.pop(sandbox_id, None)
+            return None
+        if stamp != connection.stamp:
+            record = await to_thread.run_sync(self._registry.get, sandbox_id)
+            connection.live = replace(connection.live, record=record)
+            connection.stamp = stamp
+        return connection
+
+    async def _sandbox(self, provider: Provider, record: SandboxRecord) -> Sandbox | None:
+        if not self._registry.is_creating(record.id):
+            with suppress(NotFoundError):
+                return await provider.attach(record.id)
+        # Somebody may be creating it, or have been killed while doing so; the lock tells them apart.
+        try:
+            async with _held(self._registry, record.id, _CREATE_WAIT_S):
+                return await self._created(provider, record)
+        except NotFoundError:
+            if self._registry.stamp(record.id) is None:
+                return None
+            raise
+
+    async def _created(self, provider: Provider, record: SandboxRecord) -> Sandbox | None:
+        if self._registry.stamp(record.id) is None:
+            return None
+        if not self._registry.is_creating(record.id):
+            try:
+                return await provider.attach(record.id)
+            except NotFoundError:
+                _LOG.warning("sandbox %s: the engine does not have it any more", record.id)
+                await to_thread.run_sync(self._registry.remove, record.id)
+                return None
+        try:
+            sandbox = await self._create(provider, record)
+        except Exception:
+            await to_thread.run_sync(self._registry.remove, record.id)
+            raise
+        self._registry.mark_created(record.id)
+        return sandbox
+
+    async def _create(self, provider: Provider, record: SandboxRecord) -> Sandbox:
+        failures: list[Exception] = []
+        made: list[Sandbox] = []
+
+        async def create() -> None:
+            try:
+                made.append(await self._made(provider, record))
+            except Exception as error:  # noqa: BLE001 (raised below, outside of the task group)
+                failures.append(error)
+
+        # The record becomes durable while the engine works: either takes a millisecond or more.
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(create)
+            await to_thread.run_sync(self._registry.settle, record.id)
+        if failures:
+            raise failures[0]
+        return made[0]
+
+    async def _made(self, provider: Provider, record: SandboxRecord) -> Sandbox:
+        spec = self._spec_of(record)
+        try:
+            if record.parent is None:
+                return await provider.create(spec)
+            return await provider.restore(await to_thread.run_sync(self._content_of, record.parent), spec)
+        except StateError:
+            # There is one with this id: made by a process that was killed before it could say so.
+            try:
+                return await provider.attach(record.id)
+            except NotFoundError:
+                pass
+            raise
+
+
+@asynccontextmanager
+async def _held(registry: Registry, sandbox_id: SandboxId, wait_s: float) -> AsyncGenerator[None]:
+    try:
+        async with alocked(registry.lock(sandbox_id), wait_s=wait_s):
+            yield
+    except FileNotFoundError:
+        registry.get(sandbox_id)
+        raise
+
+
+async def _closed(sandbox: Sandbox) -> None:
+    with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
+        try:
+            await sandbox.aclose()
+        except Exception:  # noqa: BLE001 (closing goes on with the next one, and the log has it)
+            _LOG.exception("closing sandbox %s", sandbox.id)
+    if scope.cancelled_caught:
+        _LOG.warning("sandbox %s did not close within %g s", sandbox.id, _CLOSE_S)

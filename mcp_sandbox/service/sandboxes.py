@@ -1,0 +1,351 @@
+"""Sandboxes by handle, and the project's default one, made on first use."""
+
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ProviderError,
+    SandboxError,
+    StateError,
+    UnsupportedError,
+)
+from mcp_sandbox.core.provider import Provider
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.core.snapshot import SnapshotId
+from mcp_sandbox.service.connections import Connections, LiveSandbox
+from mcp_sandbox.service.opened import OpenProviders
+from mcp_sandbox.service.summaries import SandboxSummary, summaries
+from mcp_sandbox.store.identity import ID_PREFIX, new_sandbox_id
+from mcp_sandbox.store.record import Owner, SandboxRecord, now
+from mcp_sandbox.store.registry import Registry
+from mcp_sandbox.store.snapshots import SnapshotStore
+
+__all__ = ["LiveSandbox", "SandboxService", "SandboxSummary"]
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_MOST_AT_ONCE = 100
+_CREATIONS_IN_PARALLEL = 8
+_DESTROY_S = 60.0
+_ATTEMPTS = 5
+
+
+class SandboxService:
+    """Use as a context manager: leaving it lets go of every sandbox and closes the providers that were opened.
+
+    Args:
+        registry: Where sandboxes are entered.
+        snapshots: Where snapshots are found.
+        open_provider: Constructs a provider by name; it is opened here, once, when it is first needed.
+        owner: Whose sandboxes these are, and for which project.
+        provider: Name of the provider of new sandboxes.
+        template: What a new sandbox is created from; its id and labels are replaced.
+        everywhere: Whether handles and lists reach beyond the project, as for the person at the command line.
+        patience_s: How long a list waits for engines.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        snapshots: SnapshotStore,
+        open_provider: Callable[[str], Provider],
+        owner: Owner,
+        provider: str,
+        template: SandboxSpec,
+        everywhere: bool = False,
+        patience_s: float = 5.0,
+    ) -> None:
+        self.owner = owner
+        self._registry = registry
+        self._snapshots = snapshots
+        self._provider = provider
+        self._template = template
+        self._everywhere = everywhere
+        self._patience_s = patience_s
+        self._providers = OpenProviders(open_provider)
+        self._connections = Connections(
+            registry,
+            self._providers,
+            spec_of=self._spec,
+            content_of=lambda snapshot_id: snapshots.load(snapshot_id).snapshot.native,
+        )
+        self._default: SandboxId | None = None
+        self._finding_default = anyio.Lock()  # of many first calls, one looks for the default sandbox
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        await self._providers.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of everything; what exists goes on existing."""
+        await self._connections.close_all()
+        await self._providers.__aexit__(None, None, None)
+
+    async def open(self, handle: str | None = None) -> LiveSandbox:
+        """Return the sandbox that a handle means, connected; without one the project's default, made on first use.
+
+        Raises:
+            NotFoundError: There is no such sandbox, or its engine has lost it.
+            InvalidRequestError: The handle means several.
+            ProviderError: The engine cannot be reached or fails.
+        """
+        sandbox_id = SandboxId(handle) if handle else self._default
+        if sandbox_id is not None and (live := self._connections.cached(sandbox_id)) is not None:
+            return live
+        return await (self._open(handle) if handle else self._open_default())
+
+    async def create(
+        self, *, name: str = "", provider: str = "", from_snapshot: str = "", count: int = 1
+    ) -> Sequence[LiveSandbox]:
+        """Create sandboxes, all or none, with a snapshot's state if one is given.
+
+        Args:
+            name: A name in the project; with several sandboxes, its beginning (`name-1`, `name-2`, ...).
+            provider: Name of a provider; empty is the snapshot's, else the configured one.
+            from_snapshot: A unique prefix of a snapshot's id, or empty.
+            count: How many.
+
+        Raises:
+            InvalidRequestError: The name or the count cannot be used.
+            StateError: The name is taken.
+            UnsupportedError: The provider cannot do it.
+        """
+        _check(name, count)
+        origin = await self._origin(from_snapshot) if from_snapshot else None
+        if origin is not None and provider not in ("", origin.provider):
+            raise UnsupportedError(
+                "Sandbox not created",
+                why=f"the snapshot's content belongs to provider {origin.provider!r}, not to {provider!r}",
+                fix=f"Leave `provider` out, or give {origin.provider!r}",
+            )
+        chosen = provider or (origin.provider if origin else self._provider)
+        await self._providers.get(chosen)
+        names = [name] if count == 1 else [f"{name}-{number}" if name else "" for number in range(1, count + 1)]
+        records = [
+            replace(self._record(), name=each, provider=chosen, parent=origin.parent if origin else None)
+            for each in names
+        ]
+        return await self._create_all(records)
+
+    async def _create_all(self, records: Sequence[SandboxRecord]) -> "list[LiveSandbox]":
+        made: dict[SandboxId, LiveSandbox] = {}
+        failures: list[Exception] = []
+        limiter = anyio.CapacityLimiter(_CREATIONS_IN_PARALLEL)
+
+        async def create(record: SandboxRecord, stop: Callable[[], None]) -> None:
+            try:
+                async with limiter:
+                    await to_thread.run_sync(self._registry.add, record)
+                    made[record.id] = await self._connected(record)
+            except Exception as error:  # noqa: BLE001 (raised below, outside of the task group)
+                failures.append(error)
+                stop()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for record in records:
+                    tasks.start_soon(create, record, tasks.cancel_scope.cancel)
+            if failures:
+                raise failures[0]
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for record in records:
+                    await self._destroy(record, forget=True)
+            raise
+        return [made[record.id] for record in records]
+
+    async def list(self) -> Sequence[SandboxSummary]:
+        """Return the sandboxes of the project (or of the principal, `everywhere`), oldest first; creates none."""
+        project = None if self._everywhere else self.owner.project
+        records = await to_thread.run_sync(lambda: self._registry.list(principal=self.owner.principal, project=project))
+        return await summaries(records, self._providers, self.owner, patience_s=self._patience_s)
+
+    async def find(self, handle: str | None = None) -> SandboxRecord | None:
+        """Return the record that a handle means, without connecting; without one that of the default, if there is one.
+
+        Raises:
+            NotFoundError: There is no such sandbox.
+            InvalidRequestError: The handle means several.
+        """
+        if handle:
+            return await to_thread.run_sync(self._find, handle)
+        records = await to_thread.run_sync(
+            lambda: self._registry.list(principal=self.owner.principal, project=self.owner.project)
+        )
+        return next((record for record in records if record.is_default), None)
+
+    async def destroy(self, handle: str, *, forget: bool = False) -> SandboxRecord:
+        """End a sandbox with everything in it, and forget it; its snapshots stay.
+
+        Once begun it is carried through, even if the caller is cancelled.
+
+        Args:
+            handle: An id, a name or a unique prefix of an id.
+            forget: Forget it even if its engine cannot be reached; what is there then stays there.
+        """
+        record = await to_thread.run_sync(self._find, handle)
+        with anyio.CancelScope(shield=True):
+            await self._destroy(record, forget=forget)
+        return record
+
+    @asynccontextmanager
+    async def exclusively(self, record: SandboxRecord) -> AsyncGenerator[None]:
+        """Keep every process from changing a sandbox as a whole meanwhile.
+
+        Raises:
+            NotFoundError: It was destroyed.
+            CapacityError: Another process was at it for a minute.
+        """
+        async with self._connections.exclusively(record.id):
+            yield
+
+    async def note_parent(self, record: SandboxRecord, parent: SnapshotId | None) -> None:
+        """Remember which snapshot a sandbox last took or was restored to."""
+        await to_thread.run_sync(lambda: self._registry.update(record.id, parent=parent))
+
+    async def provider(self, name: str) -> Provider:
+        """Return an opened provider."""
+        return await self._providers.get(name)
+
+    def new_spec(self, record: SandboxRecord) -> SandboxSpec:
+        """Return the spec of a nameless sandbox like an existing one, for a passing purpose."""
+        return self._spec(replace(record, id=new_sandbox_id()))
+
+    async def _open(self, handle: str) -> LiveSandbox:
+        record = await to_thread.run_sync(self._find, handle)
+        return self._connections.cached(record.id) or await self._connected(record)
+
+    async def _connected(self, record: SandboxRecord) -> LiveSandbox:
+        live = await self._connections.connect(record)
+        if live is None:
+            raise NotFoundError(
+                f"Sandbox {record.name or record.id!r} is gone",
+                why=f"provider {record.provider!r} does not have it any more, or it was destroyed meanwhile",
+                fix="Create another one; snapshot_list shows what can be restored into it",
+            )
+        return live
+
+    async def _open_default(self) -> LiveSandbox:
+        async with self._finding_default:
+            if self._default is not None and (live := self._connections.cached(self._default)) is not None:
+                return live
+            gone = self._default
+            for _ in range(_ATTEMPTS):
+                found = await to_thread.run_sync(self._registry.default_for, self.owner, self._new_default)
+                live = await self._connections.connect(found.record)
+                if live is not None:
+                    return self._announced(live, gone)
+                gone = found.record.id
+        raise StateError(
+            "No sandbox for this project",
+            why="others destroy it as soon as it is made",
+            fix="Stop them, then try again",
+        )
+
+    async def _destroy(self, record: SandboxRecord, *, forget: bool) -> None:
+        with anyio.move_on_after(_DESTROY_S) as scope, suppress(NotFoundError):  # not found: somebody was faster
+            async with self._connections.exclusively(record.id):
+                await self._connections.close(record.id)
+                try:
+                    provider = await self._providers.get(record.provider)
+                    await provider.destroy(record.id)
+                except SandboxError as error:
+                    if not forget:
+                        raise
+                    _LOG.warning("sandbox %s is forgotten, its engine was not told: %s", record.id, error)
+                await to_thread.run_sync(self._registry.remove, record.id)
+        if scope.cancelled_caught:
+            raise ProviderError(
+                f"Sandbox {record.id} not destroyed",
+                why=f"provider {record.provider!r} did not finish within {_DESTROY_S:g} s",
+                fix="Try again",
+            )
+        if self._default == record.id:
+            self._default = None
+
+    def _announced(self, live: LiveSandbox, gone: SandboxId | None) -> LiveSandbox:
+        notices = list(live.notices)
+        if gone not in (None, live.record.id):
+            notices.append(
+                f"sandbox {gone} is gone with everything in it; this is another one, {live.record.id}. "
+                "Snapshots of the old one remain: see snapshot_list"
+            )
+        if self._default is None and live.record.provider != self._provider:
+            notices.append(
+                f"this project's sandbox runs on provider {live.record.provider!r}; {self._provider!r} is used once it "
+                "is destroyed"
+            )
+        self._default = live.record.id
+        return replace(live, notices=tuple(notices)) if notices else live
+
+    def _find(self, handle: str) -> SandboxRecord:
+        principal, project = self.owner.principal, self.owner.project
+        try:
+            return self._registry.find(handle, principal=principal, project=project)
+        except NotFoundError:
+            if not self._everywhere:
+                raise
+        return self._registry.find(handle, principal=principal)
+
+    async def _origin(self, prefix: str) -> "_Origin":
+        project = None if self._everywhere else self.owner.project
+        stored = await to_thread.run_sync(
+            lambda: self._snapshots.find(prefix, principal=self.owner.principal, project=project)
+        )
+        return _Origin(stored.id, stored.snapshot.native.provider)
+
+    def _record(self) -> SandboxRecord:
+        at = now()
+        return SandboxRecord(
+            id=new_sandbox_id(),
+            provider=self._provider,
+            principal=self.owner.principal,
+            project=self.owner.project,
+            created_at=at,
+            last_used_at=at,
+            image=self._template.image,
+            network=self._template.network.value,
+            workspace=self._template.workspace.mode.value,
+        )
+
+    def _new_default(self) -> SandboxRecord:
+        return replace(self._record(), is_default=True)
+
+    def _spec(self, record: SandboxRecord) -> SandboxSpec:
+        labels = {"mcp-sandbox.owner": record.principal, "mcp-sandbox.sandbox": record.id}
+        return replace(self._template, id=record.id, labels={**self._template.labels, **labels})
+
+
+class _Origin(NamedTuple):
+    """The snapshot that new sandboxes start from."""
+
+    parent: SnapshotId
+    provider: str
+
+
+def _check(name: str, count: int) -> None:
+    if name and (not _NAME.match(name) or name.startswith(ID_PREFIX)):
+        raise InvalidRequestError(
+            f"Name {name[:64]!r} cannot be used",
+            why=f"a name has 1 to 63 letters, digits, '.', '_' or '-', begins with one of the first two, and not with "
+            f"{ID_PREFIX!r}",
+            fix="Choose another name, or none",
+        )
+    if not 1 <= count <= _MOST_AT_ONCE:
+        raise InvalidRequestError(
+            f"{count} sandboxes not created", why=f"one call creates 1 to {_MOST_AT_ONCE}", fix="Change `count`"
+        )

@@ -1,0 +1,184 @@
+"""Snapshots: take, list, restore whole or in part (either can be undone), delete."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.core.capability import Verb
+from mcp_sandbox.core.errors import InvalidRequestError, SandboxError, UnsupportedError
+from mcp_sandbox.core.provider import unsupported
+from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId, SnapshotRequest
+from mcp_sandbox.service.lineage import Branch, lineage
+from mcp_sandbox.service.partial import PartialRestore, chosen_paths
+from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxService
+from mcp_sandbox.store.record import now
+from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
+
+__all__ = ["Branch", "Restored", "SnapshotService"]
+
+_LOG = logging.getLogger(__name__)
+_NOTE_CHARACTERS = 500
+_DISCARD_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a restore did."""
+
+    sandbox: LiveSandbox
+    snapshot: Snapshot
+    before: Snapshot
+    """The state that it replaced: restoring this one undoes it."""
+    paths: tuple[str, ...]
+    """What was put back; empty for everything."""
+
+
+class SnapshotService:
+    """Every method may be called while other servers use the same sandbox.
+
+    Args:
+        sandboxes: Opened by whoever made this.
+        store: Where records are kept.
+        everywhere: Whether prefixes and lists reach beyond the project.
+    """
+
+    def __init__(self, *, sandboxes: SandboxService, store: SnapshotStore, everywhere: bool = False) -> None:
+        self._sandboxes = sandboxes
+        self._store = store
+        self._principal = sandboxes.owner.principal
+        self._project = None if everywhere else sandboxes.owner.project
+
+    async def create(self, handle: str | None = None, note: str = "") -> Snapshot:
+        """Take a snapshot of a sandbox as it is now.
+
+        Raises:
+            UnsupportedError: Its provider takes none.
+            NotFoundError: There is no such sandbox.
+            InvalidRequestError: The note is too long.
+        """
+        if len(note) > _NOTE_CHARACTERS:
+            raise InvalidRequestError(
+                "No snapshot taken",
+                why=f"the note has {len(note)} characters, and {_NOTE_CHARACTERS} is the most",
+                fix="Shorten it",
+            )
+        live = await self._sandboxes.open(handle)
+        _require(live, Verb.SNAPSHOT)
+        async with self._sandboxes.exclusively(live.record):
+            return await self._take(live, note)
+
+    async def list(self, handle: str | None = None) -> Sequence[Branch]:
+        """Return the snapshots of a sandbox, or without a handle of the whole project, as a forest, oldest first."""
+        record = await self._sandboxes.find(handle)
+        stored = await to_thread.run_sync(lambda: self._store.list(principal=self._principal, project=self._project))
+        snapshots = [one.snapshot for one in stored if not handle or (record and one.snapshot.sandbox == record.id)]
+        return lineage(snapshots, here=record.parent if record else None)
+
+    async def restore(self, snapshot: str, handle: str | None = None, paths: Sequence[str] = ()) -> Restored:
+        """Put a snapshot's state in place of a sandbox's, or only what is below `paths`.
+
+        The present state is kept as a snapshot first. A whole restore ends running commands.
+
+        Args:
+            snapshot: A unique prefix of its id.
+            handle: The sandbox; the project's default without one.
+            paths: Files, directories and links to put back; everything without any.
+
+        Raises:
+            NotFoundError: There is no such snapshot or sandbox.
+            InvalidRequestError: A path is not in the snapshot, or cannot be put back alone.
+            UnsupportedError: The provider cannot do it.
+            SnapshotCorruptError: The record was damaged.
+        """
+        targets = chosen_paths(paths)
+        stored = await self._find(snapshot)
+        live = await self._sandboxes.open(handle)
+        _require(live, Verb.SNAPSHOT)
+        _require_same_provider(stored, live)
+        if not targets:
+            _require(live, Verb.RESTORE)
+        async with self._sandboxes.exclusively(live.record):
+            if targets:
+                provider = await self._sandboxes.provider(live.record.provider)
+                spec = self._sandboxes.new_spec(live.record)
+                async with PartialRestore(provider, stored.snapshot.native, spec) as partial:
+                    await partial.fetch(targets)
+                    before = await self._take(live, f"before restore to {stored.id[:8]}")
+                    await partial.put(live.sandbox)
+            else:
+                before = await self._take(live, f"before restore to {stored.id[:8]}")
+                await live.sandbox.restore(stored.snapshot.native)
+                with anyio.CancelScope(shield=True):
+                    await self._note_parent(live, stored.id)
+        return Restored(sandbox=live, snapshot=stored.snapshot, before=before, paths=targets)
+
+    async def delete(self, snapshot: str) -> Snapshot:
+        """Delete a snapshot. Those that were taken after it keep all they need.
+
+        Raises:
+            NotFoundError: There is no such snapshot.
+        """
+        stored = await self._find(snapshot)
+        native = stored.snapshot.native
+        provider = await self._sandboxes.provider(native.provider)
+        # Content first: if we are killed in between, the record is there and it can be deleted again.
+        await provider.discard(native)
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(self._store.delete, stored.id)
+        return stored.snapshot
+
+    async def _find(self, prefix: str) -> StoredSnapshot:
+        return await to_thread.run_sync(
+            lambda: self._store.find(prefix, principal=self._principal, project=self._project)
+        )
+
+    async def _take(self, live: LiveSandbox, note: str) -> Snapshot:
+        """Take a snapshot; the sandbox is held exclusively."""
+        record = (await self._sandboxes.open(live.record.id)).record
+        native = await live.sandbox.snapshot(SnapshotRequest())
+        snapshot = Snapshot(sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native)
+        failures: list[Exception] = []
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep, StoredSnapshot(snapshot=snapshot, owner=record.owner), failures)
+                tasks.start_soon(self._note_parent, live, snapshot.id)
+            if failures:
+                await self._note_parent(live, record.parent)
+                raise failures[0]
+        return snapshot
+
+    async def _keep(self, stored: StoredSnapshot, failures: "list[Exception]") -> None:
+        try:
+            await to_thread.run_sync(self._store.save, stored)
+        except Exception as error:  # noqa: BLE001 (raised by the caller, outside of the task group)
+            failures.append(error)
+            with anyio.move_on_after(_DISCARD_S):
+                await self._discard(stored.snapshot.native)
+
+    async def _note_parent(self, live: LiveSandbox, parent: SnapshotId | None) -> None:
+        try:
+            await self._sandboxes.note_parent(live.record, parent)
+        except (OSError, SandboxError):
+            _LOG.exception("the parent of sandbox %s was not noted", live.record.id)
+
+    async def _discard(self, native: NativeContent) -> None:
+        provider = await self._sandboxes.provider(native.provider)
+        await provider.discard(native)
+
+
+def _require(live: LiveSandbox, verb: Verb) -> None:
+    if not live.sandbox.capabilities.supports(verb):
+        raise unsupported(live.record.provider, verb)
+
+
+def _require_same_provider(stored: StoredSnapshot, live: LiveSandbox) -> None:
+    if stored.snapshot.native.provider != live.record.provider:
+        raise UnsupportedError(
+            f"Snapshot {stored.id[:12]} not restored",
+            why=f"its content belongs to provider {stored.snapshot.native.provider!r}, and sandbox "
+            f"{live.record.name or live.record.id} runs on {live.record.provider!r}",
+            fix="Create a sandbox from it with sandbox_create(from_snapshot=...)",
+        )
