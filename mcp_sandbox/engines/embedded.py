@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import anyio
 
-from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError
+from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError, SandboxGoneError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity, choose_identity
@@ -122,7 +122,10 @@ class EmbeddedEngine:
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             peer.close()
             return None
-        return await self._greet(LocalCarrier(peer))
+        try:
+            return await self._greet(LocalCarrier(peer))
+        except SandboxGoneError:
+            return None  # it was ending: its last peer had left
 
     async def start(self, state: EngineState) -> LocalCarrier:
         """Start a sandbox's init and connect to it. The caller holds the sandbox's lock.
@@ -132,6 +135,7 @@ class EmbeddedEngine:
         """
         sandbox = SandboxId(state.id)
         directory = self.store.directory(sandbox)
+        await self.wait_dead(sandbox)  # the one before may be in its last moments, and would write to the same layer
         ours, theirs = seqpacket_pair()
         with contextlib.ExitStack() as opened:
             opened.callback(theirs.close)

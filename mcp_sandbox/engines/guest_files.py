@@ -73,10 +73,9 @@ async def read_file(carrier: GuestCarrier, request: ReadRequest) -> FileReader:
 async def write_file(carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
     """Write a file, whole or not at all; or append to it."""
     try:
-        async with _about(request.path):
-            if request.append:
-                return await _append(carrier, request, data)
-            return await _replace(carrier, request, data)
+        if request.append:
+            return await _append(carrier, request, data)
+        return await _replace(carrier, request, data)
     finally:
         if not isinstance(data, bytes):
             with anyio.CancelScope(shield=True):
@@ -86,8 +85,9 @@ async def write_file(carrier: GuestCarrier, request: WriteRequest, data: bytes |
 async def _append(carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
     flags = OpenFlag.WRITE | OpenFlag.APPEND | (OpenFlag.PARENTS if request.make_parents else OpenFlag(0))
     mode = 0o644 if request.mode is None else request.mode
-    sink = await carrier.sink(Type.OPEN, open_payload(flags, mode, request.path))
-    size, digest = await _pour(data, sink.stream)
+    async with _about(request.path):
+        sink = await carrier.sink(Type.OPEN, open_payload(flags, mode, request.path))
+    size, digest = await _pour(data, sink.stream, request.path)
     before = parse_stat(request.path, sink.reply.payload)
     return WriteResult(size_bytes=size, sha256=digest, created=before.size_bytes == 0)
 
@@ -95,12 +95,14 @@ async def _append(carrier: GuestCarrier, request: WriteRequest, data: bytes | By
 async def _replace(carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
     once = OpenFlag.CREATE_ONLY if request.create_only else OpenFlag(0)
     parents = OpenFlag.PARENTS if request.make_parents else OpenFlag(0)
-    sink = await carrier.sink(Type.CREATE, fields(once | parents, request.path))
+    async with _about(request.path):
+        sink = await carrier.sink(Type.CREATE, fields(once | parents, request.path))
     existed, final, temporary = _created(sink.reply.payload)
     try:
-        size, digest = await _pour(data, sink.stream)
+        size, digest = await _pour(data, sink.stream, request.path)
         mode = KEEP_MODE if request.mode is None else request.mode
-        await carrier.request(Type.COMMIT, fields(once, mode, final, temporary))
+        async with _about(request.path):
+            await carrier.request(Type.COMMIT, fields(once, mode, final, temporary))
     except BaseException:
         beside = f"{final.rsplit('/', 1)[0]}/{temporary}"
         with anyio.move_on_after(2, shield=True):
@@ -122,20 +124,28 @@ def _created(payload: bytes) -> tuple[bool, str, str]:
     return bool(existed), final, temporary
 
 
-async def _pour(data: bytes | ByteReceiveStream, target: ByteSendStream) -> tuple[int, str]:
+async def _pour(data: bytes | ByteReceiveStream, target: ByteSendStream, path: str) -> tuple[int, str]:
+    """Write everything; errors of the target name the path, those of the source pass as they are."""
     digest = hashlib.sha256()
     size = 0
-    async with target:
-        if isinstance(data, bytes):
-            digest.update(data)
-            size = len(data)
-            await target.send(data)
-        else:
-            async for chunk in data:
-                digest.update(chunk)
-                size += len(chunk)
+    try:
+        async for chunk in _chunks(data):
+            digest.update(chunk)
+            size += len(chunk)
+            async with _about(path):
                 await target.send(chunk)
+    finally:
+        async with _about(path):
+            await target.aclose()
     return size, digest.hexdigest()
+
+
+async def _chunks(data: bytes | ByteReceiveStream) -> AsyncGenerator[bytes]:
+    if isinstance(data, bytes):
+        yield data
+        return
+    async for chunk in data:
+        yield chunk
 
 
 async def stat_path(carrier: GuestCarrier, request: StatRequest) -> FileInfo:

@@ -23,7 +23,7 @@ from mcp_sandbox.core.sandbox import Limits, SandboxId
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.hostfs.atomic import locked, write_atomically
 
-__all__ = ["VOLUMES", "EngineState", "LayerStore", "StoredSnapshot"]
+__all__ = ["VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "destroyed"]
 
 VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
 """Directories of a layer and where each one is mounted."""
@@ -99,7 +99,7 @@ class LayerStore:
         try:
             write_atomically(path, json.dumps(asdict(state)).encode(), durable=False)
         except FileNotFoundError:
-            raise _destroyed(state.id) from None
+            raise destroyed(state.id) from None
 
     def load(self, sandbox: SandboxId) -> EngineState:
         """Return a sandbox's state.
@@ -245,5 +245,6 @@ def _object(text: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(text))
 
 
-def _destroyed(sandbox: str) -> SandboxGoneError:
+def destroyed(sandbox: str) -> SandboxGoneError:
+    """Return the error for whoever still used a sandbox."""
     return SandboxGoneError(f"Sandbox {sandbox} is gone", why="it was destroyed meanwhile", fix="Create another one")

@@ -171,7 +171,9 @@ async def records_of_tar(tar: ByteReceiveStream) -> AsyncIterator[bytes]:
     long_names: dict[bytes, str] = {}
     while True:
         block = await stream.take(BLOCK)
-        if len(block) < BLOCK or not block.strip(b"\0"):
+        if 0 < len(block) < BLOCK:
+            raise _not_tar(f"it ends {len(block)} bytes into a header")
+        if not block.strip(b"\0"):
             break
         try:
             member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")

@@ -37,7 +37,7 @@ from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
 from mcp_sandbox.engines.embedded import EmbeddedEngine
-from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
+from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
 from mcp_sandbox.engines.layering import freeze, restore_layers, stop
 from mcp_sandbox.engines.plan import ENVIRONMENT
 from mcp_sandbox.guest.wire import GuestProtocolError
@@ -90,13 +90,14 @@ class LocalSandbox(Sandbox):
                     async with alocked(self._engine.store.lock(self.id)):
                         self._carrier = await self._engine.connect(self.id) or await self._start()
                 except FileNotFoundError:
-                    raise NotFoundError(
-                        f"No sandbox {self.id}", why="it was destroyed", fix="List the sandboxes, or create one"
-                    ) from None
+                    raise destroyed(self.id) from None
             return self._carrier
 
     async def _start(self) -> GuestCarrier:
-        self._state = self._engine.store.load(self.id)
+        try:
+            self._state = self._engine.store.load(self.id)
+        except NotFoundError:
+            raise destroyed(self.id) from None
         return await self._engine.start(self._state)
 
     async def _with(self, use: Callable[[GuestCarrier], Awaitable[_Value]]) -> _Value:

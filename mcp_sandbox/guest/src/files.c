@@ -136,14 +136,17 @@ void file_create(int peer, uint32_t id, struct cursor *c) {
     return;
   }
   snprintf(path, sizeof path, "%s", asked);
-  int parent = resolve_links(path, sizeof path, flags & OPEN_PARENTS, base, sizeof base), fd = -1, error = 0;
+  bool make = flags & OPEN_PARENTS; /* CREATE_ONLY must not look through a link */
+  int parent = (flags & CREATE_ONLY) ? open_parent(path, make, base, sizeof base)
+                                     : resolve_links(path, sizeof path, make, base, sizeof base);
+  int fd = -1, error = 0;
   struct stat s;
   bool existed = false;
   if (parent < 0) error = errno;
   else if (fstatat(parent, base, &s, AT_SYMLINK_NOFOLLOW) == 0) {
     existed = true;
-    if (!S_ISREG(s.st_mode)) error = S_ISDIR(s.st_mode) ? EISDIR : EINVAL;
-    else if (flags & CREATE_ONLY) error = EEXIST;
+    if (flags & CREATE_ONLY) error = EEXIST;
+    else if (!S_ISREG(s.st_mode)) error = S_ISDIR(s.st_mode) ? EISDIR : EINVAL;
   } else if (errno != ENOENT) error = errno;
   if (!error) {
     uint64_t salt;
