@@ -1,0 +1,69 @@
+"""Every tool there is, in the one order that clients see.
+
+What is listed depends on the profile alone, never on a provider or a manifest: it is answered before either is looked
+at, and it must not change while a client is connected.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mcp_sandbox.tools import exec as exec_tools
+from mcp_sandbox.tools import files, sandboxes, snapshots
+from mcp_sandbox.tools.tool import Profile, Tool
+
+__all__ = ["ALL_TOOLS", "tools_for"]
+
+_ORDER = (
+    "exec",
+    "job",
+    "read_file",
+    "write_file",
+    "edit_file",
+    "list_files",
+    "search_files",
+    "snapshot_create",
+    "snapshot_list",
+    "snapshot_restore",
+    "snapshot_delete",
+    "sandbox_create",
+    "sandbox_list",
+    "sandbox_destroy",
+)
+
+
+def _collected() -> tuple[Tool, ...]:
+    tools = (*exec_tools.TOOLS, *files.TOOLS, *snapshots.TOOLS, *sandboxes.TOOLS)
+    if sorted(tool.name for tool in tools) != sorted(_ORDER):
+        raise RuntimeError(f"the catalog's order does not fit the tools: {[tool.name for tool in tools]}")
+    return tuple(sorted(tools, key=lambda tool: _ORDER.index(tool.name)))
+
+
+ALL_TOOLS = _collected()
+"""Every tool, whatever the profile."""
+
+
+def tools_for(profile: Profile, prefix: str = "") -> tuple[Tool, ...]:
+    """Return the tools of a profile, their names and what they say about each other under `prefix`."""
+    chosen = [tool for tool in ALL_TOOLS if tool.profile <= profile]
+    if not prefix:
+        return tuple(chosen)
+    names = [tool.name for tool in chosen]
+
+    def renamed(text: str) -> str:
+        for name in names:
+            text = text.replace(f"`{name}`", f"`{prefix}{name}`")
+        return text
+
+    def described(fragment: Mapping[str, Any]) -> dict[str, Any]:
+        return {**fragment, "description": renamed(fragment["description"])}
+
+    return tuple(
+        replace(
+            tool,
+            name=f"{prefix}{tool.name}",
+            description=renamed(tool.description),
+            properties={name: described(fragment) for name, fragment in tool.properties.items()},
+        )
+        for tool in chosen
+    )
