@@ -65,13 +65,13 @@ def encode(text: str, encoding: Encoding) -> bytes:
             return text.encode(encoding)
 
 
-def decode_line(raw: bytes) -> tuple[str, Encoding]:
-    r"""Decode one line, or part of one, that may break off inside a character.
+def decode_line(raw: bytes, *, partial: bool = False) -> tuple[str, Encoding]:
+    r"""Decode one line, or the beginning of one, which may break off inside a character.
 
     Where UTF-8 and other bytes are mixed in it, the others become `\xNN`.
     """
     try:
-        return codecs.utf_8_decode(raw, "strict", False)[0], Encoding.UTF_8
+        return codecs.utf_8_decode(raw, "strict", not partial)[0], Encoding.UTF_8
     except UnicodeDecodeError:
         if _MULTIBYTE.search(raw):
             return raw.decode("utf-8", "backslashreplace"), Encoding.MIXED

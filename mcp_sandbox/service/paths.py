@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.sandbox import WORKSPACE
 
-__all__ = ["PATH_MAX_BYTES", "PathResolver", "display", "resolve", "shorten"]
+__all__ = ["PATH_MAX_BYTES", "PathResolver", "display", "label", "resolve", "shorten"]
 
 PATH_MAX_BYTES = 4096
 """`PATH_MAX` of Linux."""
 
+_LABEL_MAX_CHARS = 300
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\e", "'": "\\'", "\\": "\\\\"}
 
 
@@ -50,6 +51,12 @@ def display(name: str) -> str:
     if name.isprintable() and not name.startswith(("$'", " ")) and not name.endswith(" "):
         return name
     return "$'" + "".join(_escape(character) for character in name) + "'"
+
+
+def label(path: str) -> str:
+    """Return a path for the first line of an answer: short, printable and of bounded length."""
+    shown = display(shorten(path))
+    return shown if len(shown) <= _LABEL_MAX_CHARS else f"...{shown[-_LABEL_MAX_CHARS:]}"
 
 
 def _escape(character: str) -> str:
