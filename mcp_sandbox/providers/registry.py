@@ -3,7 +3,6 @@
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, cast
@@ -39,6 +38,8 @@ BUILTIN: Final[Mapping[str, Target]] = MappingProxyType(
 
 def known() -> Mapping[str, Target]:
     """Return every provider name of this installation. A name of ours cannot be taken over by another package."""
+    from importlib.metadata import entry_points  # 15 ms that a provider of ours need not wait for
+
     found = dict(BUILTIN)
     for point in entry_points(group=ENTRY_POINT_GROUP):
         package = point.dist.name if point.dist else point.module.partition(".")[0]
@@ -57,8 +58,7 @@ def load(name: str, root: Path) -> Provider:
         ConfigError: The name is unknown, or what it names is not a provider.
         ProviderUnavailableError: Its module, or an SDK that the module needs, cannot be imported.
     """
-    targets = known()
-    if (target := targets.get(name)) is None:
+    if (target := BUILTIN.get(name)) is None and (target := (targets := known()).get(name)) is None:
         near = difflib.get_close_matches(name, targets, n=1)
         raise ConfigError(
             f"Unknown provider {name!r}",

@@ -67,11 +67,11 @@ class SandboxService:
         patience_s: float = 5.0,
     ) -> None:
         self.owner = owner
+        self.snapshots = snapshots
+        self.everywhere = everywhere
         self._registry = registry
-        self._snapshots = snapshots
         self._provider = provider
         self._template = template
-        self._everywhere = everywhere
         self._patience_s = patience_s
         self._providers = OpenProviders(open_provider)
         self._connections = Connections(
@@ -170,7 +170,7 @@ class SandboxService:
 
     async def list(self) -> Sequence[SandboxSummary]:
         """Return the sandboxes of the project (or of the principal, `everywhere`), oldest first; creates none."""
-        project = None if self._everywhere else self.owner.project
+        project = None if self.everywhere else self.owner.project
         records = await to_thread.run_sync(lambda: self._registry.list(principal=self.owner.principal, project=project))
         return await summaries(records, self._providers, self.owner, patience_s=self._patience_s)
 
@@ -297,14 +297,14 @@ class SandboxService:
         try:
             return self._registry.find(handle, principal=principal, project=project)
         except NotFoundError:
-            if not self._everywhere:
+            if not self.everywhere:
                 raise
         return self._registry.find(handle, principal=principal)
 
     async def _origin(self, prefix: str) -> "_Origin":
-        project = None if self._everywhere else self.owner.project
+        project = None if self.everywhere else self.owner.project
         stored = await to_thread.run_sync(
-            lambda: self._snapshots.find(prefix, principal=self.owner.principal, project=project)
+            lambda: self.snapshots.find(prefix, principal=self.owner.principal, project=project)
         )
         return _Origin(stored.id, stored.snapshot.native.provider)
 

@@ -14,14 +14,23 @@ from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId, Snaps
 from mcp_sandbox.service.lineage import Branch, lineage
 from mcp_sandbox.service.partial import PartialRestore, chosen_paths
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxService
+from mcp_sandbox.service.telling import using
 from mcp_sandbox.store.record import now
-from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
+from mcp_sandbox.store.snapshots import StoredSnapshot
 
-__all__ = ["Branch", "Restored", "SnapshotService"]
+__all__ = ["Branch", "Restored", "SnapshotService", "Taken"]
 
 _LOG = logging.getLogger(__name__)
 _NOTE_CHARACTERS = 500
 _DISCARD_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A new snapshot."""
+
+    sandbox: LiveSandbox
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +49,16 @@ class SnapshotService:
     """Every method may be called while other servers use the same sandbox.
 
     Args:
-        sandboxes: Opened by whoever made this.
-        store: Where records are kept.
-        everywhere: Whether prefixes and lists reach beyond the project.
+        sandboxes: Opened by whoever made this; says whose snapshots these are, and where their records are.
     """
 
-    def __init__(self, *, sandboxes: SandboxService, store: SnapshotStore, everywhere: bool = False) -> None:
+    def __init__(self, sandboxes: SandboxService) -> None:
         self._sandboxes = sandboxes
-        self._store = store
+        self._store = sandboxes.snapshots
         self._principal = sandboxes.owner.principal
-        self._project = None if everywhere else sandboxes.owner.project
+        self._project = None if sandboxes.everywhere else sandboxes.owner.project
 
-    async def create(self, handle: str | None = None, note: str = "") -> Snapshot:
+    async def create(self, handle: str | None = None, note: str = "") -> Taken:
         """Take a snapshot of a sandbox as it is now.
 
         Raises:
@@ -65,10 +72,10 @@ class SnapshotService:
                 why=f"the note has {len(note)} characters, and {_NOTE_CHARACTERS} is the most",
                 fix="Shorten it",
             )
-        live = await self._sandboxes.open(handle)
-        _require(live, Verb.SNAPSHOT)
-        async with self._sandboxes.exclusively(live.record):
-            return await self._take(live, note)
+        async with using(self._sandboxes, handle) as live:
+            _require(live, Verb.SNAPSHOT)
+            async with self._sandboxes.exclusively(live.record):
+                return Taken(sandbox=live, snapshot=await self._take(live, note))
 
     async def list(self, handle: str | None = None) -> Sequence[Branch]:
         """Return the snapshots of a sandbox, or without a handle of the whole project, as a forest, oldest first."""
@@ -95,25 +102,30 @@ class SnapshotService:
         """
         targets = chosen_paths(paths)
         stored = await self._find(snapshot)
-        live = await self._sandboxes.open(handle)
-        _require(live, Verb.SNAPSHOT)
-        _require_same_provider(stored, live)
-        if not targets:
-            _require(live, Verb.RESTORE)
-        async with self._sandboxes.exclusively(live.record):
-            if targets:
-                provider = await self._sandboxes.provider(live.record.provider)
-                spec = self._sandboxes.new_spec(live.record)
-                async with PartialRestore(provider, stored.snapshot.native, spec) as partial:
-                    await partial.fetch(targets)
-                    before = await self._take(live, f"before restore to {stored.id[:8]}")
-                    await partial.put(live.sandbox)
-            else:
-                before = await self._take(live, f"before restore to {stored.id[:8]}")
-                await live.sandbox.restore(stored.snapshot.native)
-                with anyio.CancelScope(shield=True):
-                    await self._note_parent(live, stored.id)
+        async with using(self._sandboxes, handle) as live:
+            _require(live, Verb.SNAPSHOT)
+            _require_same_provider(stored, live)
+            if not targets:
+                _require(live, Verb.RESTORE)
+            async with self._sandboxes.exclusively(live.record):
+                before = await self._replace(live, stored, targets)
         return Restored(sandbox=live, snapshot=stored.snapshot, before=before, paths=targets)
+
+    async def _replace(self, live: LiveSandbox, stored: StoredSnapshot, targets: Sequence[str]) -> Snapshot:
+        note = f"before restore to {stored.id[:8]}"
+        if not targets:
+            before = await self._take(live, note)
+            await live.sandbox.restore(stored.snapshot.native)
+            with anyio.CancelScope(shield=True):
+                await self._note_parent(live, stored.id)
+            return before
+        provider = await self._sandboxes.provider(live.record.provider)
+        spec = self._sandboxes.new_spec(live.record)
+        async with PartialRestore(provider, stored.snapshot.native, spec) as partial:
+            await partial.fetch(targets)
+            before = await self._take(live, note)
+            await partial.put(live.sandbox)
+            return before
 
     async def delete(self, snapshot: str) -> Snapshot:
         """Delete a snapshot. Those that were taken after it keep all they need.
@@ -137,7 +149,7 @@ class SnapshotService:
 
     async def _take(self, live: LiveSandbox, note: str) -> Snapshot:
         """Take a snapshot; the sandbox is held exclusively."""
-        record = (await self._sandboxes.open(live.record.id)).record
+        record = await self._sandboxes.find(live.record.id) or live.record
         native = await live.sandbox.snapshot(SnapshotRequest())
         snapshot = Snapshot(sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native)
         failures: list[Exception] = []

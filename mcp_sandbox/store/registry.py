@@ -295,7 +295,7 @@ def _no_such(handle: str, records: Sequence[SandboxRecord]) -> NotFoundError:
     names = {name: record for record in records for name in (record.name, record.id) if name}
     near = [names[name] for name in get_close_matches(handle, names, n=3, cutoff=0.6)]
     if near:
-        fix = f"Use {_listed(near)}, if that is meant"
+        fix = f"Check the spelling; near it is {_listed(near)}"
     elif records:
         fix = f"There are {_listed(records)}; without `sandbox` the project's own is used"
     else:

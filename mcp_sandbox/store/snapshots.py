@@ -184,7 +184,7 @@ def _no_such(prefix: str, known: tuple[StoredSnapshot, ...]) -> NotFoundError:
     near = get_close_matches(prefix, [stored.id[: len(prefix)] for stored in known], n=3, cutoff=0.7)
     newest = [stored.id[:12] for stored in known[-3:]]
     if prefix and near:
-        fix = f"Use {' or '.join(near)}, if that is meant"
+        fix = f"Check it; near it is {', '.join(near)}"
     elif newest:
         fix = f"The newest are {', '.join(reversed(newest))}; snapshot_list shows all"
     else:

@@ -77,7 +77,7 @@ class World:
             everywhere=everywhere,
             patience_s=0.5,
         ) as sandboxes:
-            yield Server(sandboxes, SnapshotService(sandboxes=sandboxes, store=self.store, everywhere=everywhere))
+            yield Server(sandboxes, SnapshotService(sandboxes))
 
 
 async def put(sandbox: Sandbox, path: str, text: str, mode: int | None = None) -> None:

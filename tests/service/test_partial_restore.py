@@ -80,7 +80,7 @@ async def test_a_partial_restore_touches_nothing_else(server: Server, box: Sandb
     for name in ("a", "b", "c/d/e"):
         await put(box, f"/workspace/{name}", "then", mode=0o750)
     before = await _stat(box, "/workspace/a")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     for name in ("a", "b", "c/d/e"):
         await put(box, f"/workspace/{name}", "now")
     restored = await server.snapshots.restore(snapshot.id, paths=["a", "/workspace/c/d/"])
@@ -100,7 +100,7 @@ async def test_a_directory_is_put_back_whole_with_links_modes_and_times(server: 
     await _symlink(box, "/nowhere", "/workspace/d/dangling")
     names = ("d", "d/run.sh", "d/link", "d/sub/deep")
     before = [await _stat(box, f"/workspace/{name}") for name in names]
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await box.remove(RemoveRequest(path="/workspace/d/sub", recursive=True))
     await put(box, "/workspace/d/extra", "x")
     await server.snapshots.restore(snapshot.id, paths=["d"])
@@ -113,7 +113,7 @@ async def test_a_directory_is_put_back_whole_with_links_modes_and_times(server: 
 
 async def test_what_was_removed_comes_back_with_its_parents(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a/b/c", "then")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await box.remove(RemoveRequest(path="/workspace/a", recursive=True))
     await server.snapshots.restore(snapshot.id, paths=["a/b/c"])
     assert await content(box, "/workspace/a/b/c") == "then"
@@ -122,7 +122,7 @@ async def test_what_was_removed_comes_back_with_its_parents(server: Server, box:
 async def test_a_link_is_put_back_as_a_link(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a", "a")
     await _symlink(box, "a", "/workspace/link")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await box.remove(RemoveRequest(path="/workspace/link"))
     await put(box, "/workspace/link", "no link any more")
     await server.snapshots.restore(snapshot.id, paths=["link"])
@@ -133,7 +133,7 @@ async def test_a_link_is_put_back_as_a_link(server: Server, box: Sandbox) -> Non
 async def test_a_file_replaces_a_directory_and_the_other_way_round(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a", "file")
     await put(box, "/workspace/b/c", "tree")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await box.remove(RemoveRequest(path="/workspace/a"))
     await put(box, "/workspace/a/x", "tree now")
     await box.remove(RemoveRequest(path="/workspace/b", recursive=True))
@@ -146,7 +146,7 @@ async def test_a_file_replaces_a_directory_and_the_other_way_round(server: Serve
 async def test_the_workspace_itself_is_put_back_in_place(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a/b", "then")
     await put(box, "/root/outside", "then")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await put(box, "/workspace/a/b", "now")
     await put(box, "/workspace/new", "x")
     await put(box, "/root/outside", "now")
@@ -159,7 +159,7 @@ async def test_the_workspace_itself_is_put_back_in_place(server: Server, box: Sa
 async def test_many_bytes_are_put_back(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/big/one", "x" * 20_000_000)
     await put(box, "/workspace/two", "y" * 3_000_001)
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     for name in ("big/one", "two"):
         await put(box, f"/workspace/{name}", "")
     await server.snapshots.restore(snapshot.id, paths=["big", "two"])
@@ -171,7 +171,7 @@ async def test_paths_that_the_snapshot_does_not_have_are_named_and_nothing_is_to
     server: Server, box: Sandbox
 ) -> None:
     await put(box, "/workspace/a", "then")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await put(box, "/workspace/a", "now")
     with pytest.raises(InvalidRequestError, match="/workspace/gone"):
         await server.snapshots.restore(snapshot.id, paths=["a", "gone", "a/b"])
@@ -182,14 +182,14 @@ async def test_paths_that_the_snapshot_does_not_have_are_named_and_nothing_is_to
 @pytest.mark.parametrize("path", ["/", "//", "/.", "/workspace/..", "..", "/proc", "", "a\0b", "/a/.."])
 async def test_paths_that_cannot_be_replaced_are_refused(memory_world: World, path: str) -> None:
     async with memory_world.server() as server:
-        snapshot = await server.snapshots.create()
+        snapshot = (await server.snapshots.create()).snapshot
         with pytest.raises(InvalidRequestError):
             await server.snapshots.restore(snapshot.id, paths=[path])
 
 
 async def test_a_partial_restore_leaves_no_passing_sandbox(server: Server, box: Sandbox, world: World) -> None:
     await put(box, "/workspace/a", "then")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await server.snapshots.restore(snapshot.id, paths=["a"])
     with pytest.raises(InvalidRequestError):
         await server.snapshots.restore(snapshot.id, paths=["gone"])
@@ -248,7 +248,7 @@ async def test_a_partial_restore_that_fails_or_is_cancelled_leaves_the_old_and_n
     async with memory_world.server() as server:
         box = (await server.sandboxes.open()).sandbox
         await put(box, "/workspace/a/b", "then")
-        snapshot = await server.snapshots.create()
+        snapshot = (await server.snapshots.create()).snapshot
         await put(box, "/workspace/a/b", "now")
         _Failing.at = at
         with anyio.move_on_after(0.1) as scope:
@@ -265,7 +265,7 @@ async def test_a_passing_sandbox_left_by_a_kill_is_cleared_away_after_its_time(m
     async with memory_world.server() as server:
         box = (await server.sandboxes.open()).sandbox
         await put(box, "/workspace/a", "then")
-        snapshot = await server.snapshots.create()
+        snapshot = (await server.snapshots.create()).snapshot
         provider = await server.sandboxes.provider("memory")
         for expires in ("2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"):
             spec = server.sandboxes.new_spec((await server.sandboxes.open()).record)

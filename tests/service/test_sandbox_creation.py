@@ -85,7 +85,7 @@ async def test_all_or_none_are_created(world: World, server: Server) -> None:
 async def test_a_sandbox_from_a_snapshot_starts_as_that(server: Server) -> None:
     live = await server.sandboxes.open()
     await put(live.sandbox, "/workspace/a", "then")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await put(live.sandbox, "/workspace/a", "now")
     made = await server.sandboxes.create(from_snapshot=snapshot.id[:10], count=2)
     assert [await content(each.sandbox, "/workspace/a") for each in made] == ["then", "then"]
@@ -94,7 +94,7 @@ async def test_a_sandbox_from_a_snapshot_starts_as_that(server: Server) -> None:
 
 
 async def test_a_snapshot_cannot_become_a_sandbox_of_another_provider(world: World, server: Server) -> None:
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     with pytest.raises(UnsupportedError, match="'memory', not to 'local'"):
         await server.sandboxes.create(from_snapshot=snapshot.id, provider="local")
     assert len(world.registry.list(principal="me")) == 1

@@ -75,7 +75,7 @@ async def _names(sandbox: Sandbox, path: str) -> list[str]:
 async def test_b090_a_restore_brings_everything_back_into_the_same_sandbox(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a/b", "then", mode=0o640)
     before = await _stat(box, "/workspace/a/b")
-    snapshot = await server.snapshots.create(note="good")
+    snapshot = (await server.snapshots.create(note="good")).snapshot
     await put(box, "/workspace/a/b", "now", mode=0o777)
     await put(box, "/workspace/new", "x")
     restored = await server.snapshots.restore(snapshot.id[:12])
@@ -89,7 +89,7 @@ async def test_b090_a_restore_brings_everything_back_into_the_same_sandbox(serve
 
 async def test_b095_a_restore_can_be_undone_and_names_the_snapshot_that_undoes_it(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a", "then")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await put(box, "/workspace/a", "now")
     restored = await server.snapshots.restore(snapshot.id)
     assert restored.before.note == f"before restore to {snapshot.id[:8]}"
@@ -101,12 +101,12 @@ async def test_b095_a_restore_can_be_undone_and_names_the_snapshot_that_undoes_i
 
 
 async def test_the_parent_is_what_the_sandbox_last_took_or_was_restored_to(server: Server, box: Sandbox) -> None:
-    one = await server.snapshots.create(note="one")
-    two = await server.snapshots.create(note="two")
+    one = (await server.snapshots.create(note="one")).snapshot
+    two = (await server.snapshots.create(note="two")).snapshot
     assert (one.parent, two.parent) == (None, one.id)
     restored = await server.snapshots.restore(one.id)
     assert restored.before.parent == two.id
-    three = await server.snapshots.create(note="three")
+    three = (await server.snapshots.create(note="three")).snapshot
     assert three.parent == one.id
     assert (await server.sandboxes.open()).record.parent == three.id
     tree = [(branch.snapshot.note, branch.depth, branch.is_here) for branch in await server.snapshots.list()]
@@ -120,7 +120,7 @@ async def test_the_parent_is_what_the_sandbox_last_took_or_was_restored_to(serve
 
 async def test_snapshots_outlive_their_sandbox(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a", "then")
-    snapshot = await server.snapshots.create()
+    snapshot = (await server.snapshots.create()).snapshot
     await server.sandboxes.destroy(box.id)
     await server.snapshots.restore(snapshot.id)
     assert await content((await server.sandboxes.open()).sandbox, "/workspace/a") == "then"
@@ -145,7 +145,7 @@ async def test_a_whole_restore_that_fails_leaves_the_old(memory_world: World) ->
     memory_world.wrap = _FailingProvider
     async with memory_world.server() as server:
         box = (await server.sandboxes.open()).sandbox
-        snapshot = await server.snapshots.create()
+        snapshot = (await server.snapshots.create()).snapshot
         await put(box, "/workspace/a", "now")
         with pytest.raises(ProviderError):
             await server.snapshots.restore(snapshot.id)
@@ -163,7 +163,7 @@ async def test_a_provider_without_snapshots_refuses_before_anything_happens(memo
             return Capabilities(isolation=super().capabilities.isolation)
 
     async with memory_world.server() as server:
-        snapshot = await server.snapshots.create()
+        snapshot = (await server.snapshots.create()).snapshot
     memory_world.wrap = Plain
     async with memory_world.server() as server:
         with pytest.raises(UnsupportedError, match="No snapshot"):
@@ -181,7 +181,7 @@ async def test_content_without_a_record_is_not_kept(memory_world: World) -> None
             await server.snapshots.create()
         (memory_world.state.root / "away").rename(memory_world.state.snapshots)
         assert not engine_of(memory_world.state.provider("memory")).snapshots
-        assert (await server.snapshots.create()).parent is None
+        assert (await server.snapshots.create()).snapshot.parent is None
 
 
 # -- list and delete
@@ -189,9 +189,9 @@ async def test_content_without_a_record_is_not_kept(memory_world: World) -> None
 
 async def test_a_deleted_snapshot_is_gone_and_its_children_are_not(server: Server, box: Sandbox) -> None:
     await put(box, "/workspace/a", "one")
-    one = await server.snapshots.create()
+    one = (await server.snapshots.create()).snapshot
     await put(box, "/workspace/a", "two")
-    two = await server.snapshots.create()
+    two = (await server.snapshots.create()).snapshot
     assert (await server.snapshots.delete(one.id[:12])).id == one.id
     with pytest.raises(NotFoundError):
         await server.snapshots.restore(one.id)
@@ -206,8 +206,8 @@ async def test_a_deleted_snapshot_is_gone_and_its_children_are_not(server: Serve
 async def test_the_list_is_of_one_sandbox_or_of_the_project(memory_world: World) -> None:
     async with memory_world.server() as server, memory_world.server(project="/q") as other:
         await server.sandboxes.create(name="box")
-        mine = await server.snapshots.create(note="default")
-        boxed = await server.snapshots.create("box", note="box")
+        mine = (await server.snapshots.create(note="default")).snapshot
+        boxed = (await server.snapshots.create("box", note="box")).snapshot
         await other.snapshots.create(note="other project")
 
         async def ids(service: Server, handle: str | None = None) -> list[str]:
@@ -224,7 +224,7 @@ async def test_a_damaged_record_is_refused_and_replaces_nothing(memory_world: Wo
     async with memory_world.server() as server:
         box = (await server.sandboxes.open()).sandbox
         await put(box, "/workspace/a", "now")
-        snapshot = await server.snapshots.create(note="good")
+        snapshot = (await server.snapshots.create(note="good")).snapshot
         path = memory_world.state.snapshots / f"{snapshot.id}.json"
         path.write_bytes(path.read_bytes().replace(b'"good"', b'"evil"'))
         with pytest.raises(SnapshotCorruptError):
@@ -243,11 +243,11 @@ async def test_b085_snapshots_and_restores_of_two_servers_do_not_mix(memory_worl
     async with memory_world.server() as one, memory_world.server() as other:
         box = (await one.sandboxes.open()).sandbox
         await put(box, "/workspace/a", "then")
-        first = await one.snapshots.create()
+        first = (await one.snapshots.create()).snapshot
         made: list[Snapshot] = []
 
         async def work(server: Server) -> None:
-            made.append(await server.snapshots.create())
+            made.append((await server.snapshots.create()).snapshot)
             await server.snapshots.restore(first.id)
 
         async with anyio.create_task_group() as tasks:
@@ -262,7 +262,7 @@ async def test_b085_snapshots_and_restores_of_two_servers_do_not_mix(memory_worl
 
 async def test_a_provider_opens_for_a_deletion_only_if_needed(memory_world: World) -> None:
     async with memory_world.server() as server:
-        snapshot = await server.snapshots.create()
+        snapshot = (await server.snapshots.create()).snapshot
     memory_world.opened.clear()
     async with memory_world.server() as server:
         assert len(await server.snapshots.list()) == 1

@@ -157,7 +157,7 @@ def test_odd_handles_are_not_found(tmp_path: Path, handle: str) -> None:
 def test_a_missing_sandbox_names_near_ones(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.add(_record(_id("abc"), name="frontend"))
-    with pytest.raises(NotFoundError, match=r"Use .*frontend"):
+    with pytest.raises(NotFoundError, match=r"near it is .*frontend"):
         _find(registry, "frontent")
 
 

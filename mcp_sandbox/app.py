@@ -1,0 +1,105 @@
+"""The composition root: the one place that meets raw providers and wires them into what tools and commands use."""
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from mcp_sandbox.core.capability import Isolation
+from mcp_sandbox.core.errors import ConfigError
+from mcp_sandbox.core.provider import Provider
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, Workspace, WorkspaceMode
+from mcp_sandbox.policy.guard import GuardedProvider
+from mcp_sandbox.policy.rules import Policy
+from mcp_sandbox.providers import registry as providers
+from mcp_sandbox.service.sandboxes import SandboxService
+from mcp_sandbox.store.directories import StateDirectories, open_state
+from mcp_sandbox.store.record import Owner
+from mcp_sandbox.store.registry import Registry
+from mcp_sandbox.store.snapshots import SnapshotStore
+from mcp_sandbox.wrappers.limited import LimitedProvider
+
+if TYPE_CHECKING:
+    from mcp_sandbox.service.services import Services
+
+__all__ = ["DEFAULT_PROVIDER", "guarded_provider", "open_sandboxes", "open_services", "template"]
+
+DEFAULT_PROVIDER = os.environ.get("MCP_SANDBOX_PROVIDER") or "local"
+_DOUBLE = "memory"
+
+
+def guarded_provider(name: str, state: StateDirectories, policy: Policy | None = None) -> Provider:
+    """Construct a provider behind the policy; nobody gets hold of a raw one.
+
+    Raises:
+        ConfigError: There is no such provider.
+        ProviderUnavailableError: It cannot be imported.
+    """
+    policy = policy or Policy()
+    if name == _DOUBLE:  # the double for tests runs no programs, so there is nothing to isolate
+        policy = replace(policy, min_isolation=Isolation.NONE)
+    return GuardedProvider(LimitedProvider(providers.load(name, state.provider(name))), policy)
+
+
+def template(project: str) -> SandboxSpec:
+    """Return what new sandboxes are created from: the project, copy-on-write, as the workspace."""
+    workspace = Workspace(mode=WorkspaceMode.OVERLAY, source=project) if project else Workspace()
+    return SandboxSpec(id=SandboxId("template"), workspace=workspace)
+
+
+@asynccontextmanager
+async def open_sandboxes(
+    *, project: str = "", provider: str = "", everywhere: bool = False
+) -> AsyncGenerator[SandboxService]:
+    """Open the sandboxes of one server or command. Providers are reached only when they are needed.
+
+    Args:
+        project: Real path of the project, or empty.
+        provider: The name of the provider of new sandboxes; empty is the default one.
+        everywhere: Whether handles and lists reach beyond the project.
+
+    Raises:
+        ConfigError: The state directory cannot be used, or a sandbox of this project would show it.
+    """
+    state = await to_thread.run_sync(open_state)
+    if project and f"{state.root.resolve()}/".startswith(f"{project}/"):
+        raise ConfigError(
+            "No sandbox for this project",
+            why="the directory of the project holds the state of all sandboxes",
+            fix="Set MCP_SANDBOX_HOME to a directory outside of it, or choose another project with --project",
+        )
+    async with SandboxService(
+        registry=Registry(state.registry),
+        snapshots=SnapshotStore(state.snapshots),
+        open_provider=lambda name: guarded_provider(name, state),
+        owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
+        provider=provider or DEFAULT_PROVIDER,
+        template=template(project),
+        everywhere=everywhere,
+    ) as sandboxes:
+        yield sandboxes
+
+
+@asynccontextmanager
+async def open_services(*, project: str = "", provider: str = "") -> "AsyncGenerator[Services]":
+    """Open all use cases of one server, as `open_sandboxes` does its part of them."""
+    from mcp_sandbox.service.execution import ExecutionService
+    from mcp_sandbox.service.files import FileService
+    from mcp_sandbox.service.search import SearchService
+    from mcp_sandbox.service.services import Services
+    from mcp_sandbox.service.snapshots import SnapshotService
+
+    async with (
+        open_sandboxes(project=project, provider=provider) as sandboxes,
+        ExecutionService(sandboxes) as execution,
+    ):
+        yield Services(
+            sandboxes=sandboxes,
+            execution=execution,
+            files=FileService(sandboxes),
+            search=SearchService(sandboxes),
+            snapshots=SnapshotService(sandboxes),
+        )

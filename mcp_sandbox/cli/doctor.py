@@ -1,0 +1,156 @@
+"""`mcp-sandbox doctor`: every provider is opened and used once, for real."""
+
+import argparse
+import asyncio
+import logging
+import platform
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+
+import anyio
+
+from mcp_sandbox import __version__
+from mcp_sandbox.app import DEFAULT_PROVIDER, guarded_provider, template
+from mcp_sandbox.cli.options import add_json, parser
+from mcp_sandbox.cli.running import until_signal
+from mcp_sandbox.cli.tables import print_json
+from mcp_sandbox.core.errors import ProviderError, SandboxError
+from mcp_sandbox.core.exec import ExecRequest, Exited
+from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.providers import registry
+from mcp_sandbox.store.directories import StateDirectories, open_state
+from mcp_sandbox.store.identity import new_sandbox_id
+
+__all__ = ["main"]
+
+_LOG = logging.getLogger(__name__)
+_EXAMPLE = "  mcp-sandbox doctor local"
+_STEP_S = 60.0
+_FOR_TESTS = frozenset({"memory"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """What came of one provider."""
+
+    provider: str
+    is_default: bool
+    ok: bool = False
+    isolation: str = ""
+    failed_at: str = ""
+    """The step that did not work."""
+    why: str = ""
+    fix: str = ""
+    milliseconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Of every step that worked."""
+
+
+def main(arguments: list[str]) -> int:
+    """Try providers; 1 if the default one, or one that was asked for, does not work."""
+    reader = parser("doctor", "Open every provider, and create, use and destroy a sandbox in it.", _EXAMPLE)
+    reader.add_argument("providers", nargs="*", metavar="PROVIDER", help="only these (default: every known one)")
+    add_json(reader)
+    options = reader.parse_args(arguments)
+    return asyncio.run(until_signal(lambda: _examine(options)))
+
+
+async def _examine(options: argparse.Namespace) -> int:
+    state = open_state()
+    names: list[str] = options.providers or [name for name in registry.known() if name not in _FOR_TESTS]
+    if not options.json:
+        print(
+            f"mcp-sandbox {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
+        )
+        print(f"state: {state.root}")
+    findings: list[Finding] = []
+    for name in names:
+        findings.append(await _tried(name, state))
+        if not options.json:
+            _print(findings[-1])
+    if options.json:
+        print_json([asdict(finding) for finding in findings])
+    return 0 if all(finding.ok for finding in findings if finding.is_default or options.providers) else 1
+
+
+def _print(finding: Finding) -> None:
+    name = f"{finding.provider}{' (default)' * finding.is_default}"
+    if finding.ok:
+        steps = ", ".join(f"{step} {taken:.1f} ms" for step, taken in finding.milliseconds.items())
+        print(f"{name}: ok, isolation {finding.isolation}; {steps}")
+    else:
+        print(f"{name}: does not work here; {finding.failed_at} failed\n  why: {finding.why}\n  fix: {finding.fix}")
+    sys.stdout.flush()
+
+
+async def _tried(name: str, state: StateDirectories) -> Finding:
+    finding = Finding(provider=name, is_default=name == DEFAULT_PROVIDER)
+    try:
+        await _use(finding, state)
+        finding.ok = True
+    except SandboxError as error:
+        finding.why, finding.fix = f"{error.what}: {error.why}", error.fix
+    except Exception as error:  # noqa: BLE001 (one broken provider must not hide the others)
+        _LOG.debug("provider %s", name, exc_info=True)
+        finding.why, finding.fix = f"{type(error).__name__}: {error}", "Report this as a bug"
+    return finding
+
+
+async def _use(finding: Finding, state: StateDirectories) -> None:
+    async with _step(finding, "load"):
+        provider = guarded_provider(finding.provider, state)
+    async with _step(finding, "open"):
+        await provider.__aenter__()
+    try:
+        finding.isolation = provider.capabilities.isolation.name.lower()
+        spec = replace(template(""), id=new_sandbox_id(), labels={"mcp-sandbox.owner": "doctor"})
+        try:
+            async with _step(finding, "create"):
+                sandbox = await provider.create(spec)
+            async with sandbox, _step(finding, "exec"):
+                await _say(sandbox, "it works")
+        finally:
+            await _destroy(finding, provider, spec.id)
+    finally:
+        with anyio.move_on_after(_STEP_S, shield=True):
+            await provider.__aexit__(None, None, None)
+
+
+async def _destroy(finding: Finding, provider: Provider, sandbox_id: SandboxId) -> None:
+    with anyio.CancelScope(shield=True):
+        async with _step(finding, "destroy"):
+            await provider.destroy(sandbox_id)
+
+
+async def _say(sandbox: Sandbox, word: str) -> None:
+    output = b""
+    async with await sandbox.exec(ExecRequest(argv=("echo", word), timeout_s=_STEP_S)) as execution:
+        while not isinstance(event := await execution.receive(), Exited):
+            output += event.data
+    if event.result.exit_code != 0 or output.decode(errors="replace").strip() != word:
+        raise ProviderError(
+            "The first command did not work",
+            why=f"`echo {word}` ended with {event.result} and said {output[:200]!r}",
+            fix="Report this as a bug",
+        )
+
+
+@asynccontextmanager
+async def _step(finding: Finding, name: str) -> AsyncGenerator[None]:
+    """Take the time of one step, and note it if it fails; the first failure counts."""
+    started = time.perf_counter()
+    try:
+        with anyio.fail_after(_STEP_S):
+            yield
+    except TimeoutError:
+        finding.failed_at = finding.failed_at or name
+        raise ProviderError(
+            "The engine does not answer", why=f"{name} took more than {_STEP_S:g} s", fix="Restart the engine"
+        ) from None
+    except Exception:
+        finding.failed_at = finding.failed_at or name
+        raise
+    finding.milliseconds[name] = round((time.perf_counter() - started) * 1000, 2)

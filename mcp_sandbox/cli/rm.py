@@ -1,0 +1,40 @@
+"""`mcp-sandbox rm`: destroy sandboxes."""
+
+import argparse
+import sys
+
+from mcp_sandbox.cli.options import add_scope, parser
+from mcp_sandbox.cli.running import run
+from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.service.sandboxes import SandboxService
+
+__all__ = ["main"]
+
+_EXAMPLE = "  mcp-sandbox rm box sb_3k7q"
+
+
+def main(arguments: list[str]) -> int:
+    """Destroy sandboxes."""
+    reader = parser("rm", "End everything in sandboxes and delete their files; snapshots stay.", _EXAMPLE)
+    reader.add_argument("sandbox", nargs="+", help="id, id prefix or name")
+    reader.add_argument(
+        "--forget",
+        action="store_true",
+        help="forget it even if its engine cannot be reached; its files then stay there",
+    )
+    add_scope(reader)
+    options = reader.parse_args(arguments)
+    return run(options, lambda sandboxes: _destroy(sandboxes, options))
+
+
+async def _destroy(sandboxes: SandboxService, options: argparse.Namespace) -> int:
+    status = 0
+    for handle in options.sandbox:
+        try:
+            record = await sandboxes.destroy(handle, forget=options.forget)
+        except SandboxError as error:
+            print(f"mcp-sandbox: {error}", file=sys.stderr)
+            status = 2
+        else:
+            print(record.id)
+    return status

@@ -1,0 +1,58 @@
+"""Running a command so that signals end it cleanly."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from mcp_sandbox.app import open_sandboxes
+from mcp_sandbox.service.sandboxes import SandboxService
+from mcp_sandbox.settings.project import find_project
+
+__all__ = ["run", "tell"]
+
+
+def run(options: argparse.Namespace, command: Callable[[SandboxService], Awaitable[int]]) -> int:
+    """Run a command on the sandboxes that its options ask for, and return its exit status.
+
+    SIGINT, SIGTERM and SIGHUP cancel it, so that it cleans up; a second one ends the process at once.
+    """
+    project = find_project(options.project)
+
+    async def whole() -> int:
+        async with open_sandboxes(project=project, provider=options.provider or "", everywhere=True) as sandboxes:
+            return await command(sandboxes)
+
+    return asyncio.run(until_signal(whole))
+
+
+def tell(notices: tuple[str, ...]) -> None:
+    """Print what must be told once."""
+    for notice in notices:
+        print(f"mcp-sandbox: {notice}", file=sys.stderr)
+
+
+async def until_signal(command: Callable[[], Awaitable[int]]) -> int:
+    """Return the exit status of a command, or end the process with that of a signal."""
+    received: list[int] = []
+    loop = asyncio.get_running_loop()
+    with anyio.CancelScope() as scope:
+
+        def stop(number: int) -> None:
+            if received:
+                os._exit(128 + number)
+            received.append(number)
+            scope.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(number, stop, number)
+        status = await command()
+        if not received:
+            return status
+    # A thread may still wait for a stream that nobody reads or writes; an orderly exit would wait for it.
+    os._exit(128 + received[0])

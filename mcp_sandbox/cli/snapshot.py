@@ -1,0 +1,141 @@
+"""`mcp-sandbox snapshot`: create, list, restore and delete snapshots."""
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from mcp_sandbox.cli.options import add_json, add_sandbox, add_scope, parser
+from mcp_sandbox.cli.running import run, tell
+from mcp_sandbox.cli.tables import print_json, print_table
+from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.service.paths import display
+from mcp_sandbox.service.quantities import age, size
+from mcp_sandbox.service.snapshots import Branch, SnapshotService
+
+__all__ = ["main"]
+
+_EXAMPLE = """\
+  mcp-sandbox snapshot create --note "before the upgrade"
+  mcp-sandbox snapshot list
+  mcp-sandbox snapshot restore 1f2e3d src/app.py"""
+_SHORT = 12
+
+
+class _Verb(NamedTuple):
+    summary: str
+    example: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    carry_out: Callable[[SnapshotService, argparse.Namespace], Awaitable[int]]
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out one of the verbs."""
+    verb = _VERBS.get(arguments[0]) if arguments else None
+    if verb is None:
+        reader = parser("snapshot", "Create, list, restore and delete snapshots.", _EXAMPLE)
+        reader.add_argument(
+            "verb", choices=_VERBS, help="; ".join(f"{name}: {v.summary}" for name, v in _VERBS.items())
+        )
+        reader.parse_args(arguments)
+        raise AssertionError("argparse accepts a verb that is none")
+    summary = f"{verb.summary[0].upper()}{verb.summary[1:]}."
+    reader = parser(f"snapshot {arguments[0]}", summary, f"  mcp-sandbox snapshot {verb.example}")
+    verb.add_options(reader)
+    add_scope(reader)
+    options = reader.parse_args(arguments[1:])
+    return run(options, lambda sandboxes: verb.carry_out(SnapshotService(sandboxes), options))
+
+
+def _create_options(reader: argparse.ArgumentParser) -> None:
+    reader.add_argument("--note", default="", help="what this state is")
+    add_sandbox(reader)
+
+
+async def _create(snapshots: SnapshotService, options: argparse.Namespace) -> int:
+    taken = await snapshots.create(options.sandbox, options.note)
+    tell(taken.sandbox.notices)
+    print(taken.snapshot.id)
+    return 0
+
+
+def _list_options(reader: argparse.ArgumentParser) -> None:
+    reader.add_argument("--sandbox", metavar="H", default="", help="only those of this one (default: every project's)")
+    add_json(reader)
+
+
+async def _list(snapshots: SnapshotService, options: argparse.Namespace) -> int:
+    branches = await snapshots.list(options.sandbox)
+    if options.json:
+        print_json([_facts(branch) for branch in branches])
+    elif not branches:
+        print("No snapshots yet. `mcp-sandbox snapshot create` takes one.")
+    else:
+        header = ("SNAPSHOT", "AGE", "SIZE", "SANDBOX", "NOTE")
+        print_table(header, [_row(branch) for branch in branches])
+    return 0
+
+
+def _row(branch: Branch) -> tuple[str, ...]:
+    snapshot = branch.snapshot
+    return (
+        "  " * branch.depth + snapshot.id[:_SHORT] + "*" * branch.is_here,
+        age(snapshot.created_at),
+        size(snapshot.native.size_bytes),
+        snapshot.sandbox[:_SHORT],
+        display(" ".join(snapshot.note.split())),
+    )
+
+
+def _facts(branch: Branch) -> dict[str, object]:
+    snapshot = branch.snapshot
+    return {
+        "id": snapshot.id,
+        "parent": snapshot.parent,
+        "sandbox": snapshot.sandbox,
+        "created_at": snapshot.created_at,
+        "note": snapshot.note,
+        "provider": snapshot.native.provider,
+        "holds": sorted(snapshot.native.holds),
+        "size_bytes": snapshot.native.size_bytes,
+        "paused_s": snapshot.native.paused_s,
+        "method": snapshot.native.method,
+        "here": branch.is_here,
+    }
+
+
+def _restore_options(reader: argparse.ArgumentParser) -> None:
+    reader.add_argument("snapshot", help="id or unique prefix")
+    reader.add_argument("paths", nargs="*", metavar="PATH", help="what to put back (default: everything)")
+    add_sandbox(reader)
+
+
+async def _restore(snapshots: SnapshotService, options: argparse.Namespace) -> int:
+    restored = await snapshots.restore(options.snapshot, options.sandbox, options.paths)
+    tell(restored.sandbox.notices)
+    print(f"Restored {len(restored.paths) or 'everything'}{' paths' * bool(restored.paths)}; what was there before is:")
+    print(restored.before.id)
+    return 0
+
+
+def _delete_options(reader: argparse.ArgumentParser) -> None:
+    reader.add_argument("snapshot", nargs="+", help="id or unique prefix")
+
+
+async def _delete(snapshots: SnapshotService, options: argparse.Namespace) -> int:
+    status = 0
+    for prefix in options.snapshot:
+        try:
+            print((await snapshots.delete(prefix)).id)
+        except SandboxError as error:
+            print(f"mcp-sandbox: {error}", file=sys.stderr)
+            status = 2
+    return status
+
+
+_VERBS = {
+    "create": _Verb("keep the state of a sandbox, and print its id", 'create --note "x"', _create_options, _create),
+    "list": _Verb("list snapshots; * marks where this project's sandbox goes on from", "list", _list_options, _list),
+    "restore": _Verb("put a state back", "restore 1f2e3d src/app.py", _restore_options, _restore),
+    "delete": _Verb("delete snapshots for good", "delete 1f2e3d 9c8b7a", _delete_options, _delete),
+}

@@ -1,0 +1,3 @@
+"""What the operator and the project ask for."""
+
+__all__: list[str] = []
