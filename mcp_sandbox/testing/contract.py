@@ -51,9 +51,9 @@ class Contract:
         return Canary(token, file)
 
     @pytest.fixture
-    def host_paths(self, tmp_path: Path) -> tuple[str, ...]:
-        """Paths of the host that nothing inside may mention. Add a provider's own where it keeps state elsewhere."""
-        return (str(tmp_path.parent), str(Path.cwd()))
+    def host_paths(self) -> tuple[str, ...]:
+        """Override: paths of the host, such as the provider's own state, that nothing inside may mention."""
+        return ()
 
     @pytest.fixture
     def capabilities(self, provider: Provider) -> Capabilities:
@@ -82,7 +82,20 @@ class Contract:
         return "python3"
 
     @pytest.fixture
-    def confined(self, capabilities: Capabilities, programs: None) -> None:
-        """A boundary around the sandbox, or a skip."""
+    def machine(self, programs: None, sandbox: Sandbox) -> Sandbox:
+        """A new sandbox that runs real programs, or a skip."""
+        return sandbox
+
+    @pytest.fixture
+    def confined(self, capabilities: Capabilities, machine: Sandbox) -> Sandbox:
+        """A new sandbox with a boundary around it, or a skip."""
         if capabilities.isolation < Isolation.NAMESPACE:
             pytest.skip(f"the provider declares isolation {capabilities.isolation.name}: it promises no boundary")
+        return machine
+
+    @pytest.fixture
+    def shared_kernel(self, capabilities: Capabilities, confined: Sandbox) -> Sandbox:
+        """A new confined sandbox whose programs run on the kernel of the host, or a skip."""
+        if capabilities.isolation >= Isolation.USER_KERNEL:
+            pytest.skip(f"the provider declares isolation {capabilities.isolation.name}: the kernel inside is its own")
+        return confined

@@ -65,10 +65,12 @@ def new_id() -> SandboxId:
     return SandboxId("sb_" + "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(26)))
 
 
-def new_spec(capabilities: Capabilities, *, env: Mapping[str, str] | None = None, **limits: float) -> SandboxSpec:
+def new_spec(
+    capabilities: Capabilities, limits: Mapping[str, float] | None = None, *, env: Mapping[str, str] | None = None
+) -> SandboxSpec:
     """Return a spec that asks for nothing that the provider does not declare, and for `limits`."""
     usual = {"pids": 512.0, "open_files": 65_536.0}
-    asked = {name: value for name, value in usual.items() if name in capabilities.limits} | limits
+    asked = {name: value for name, value in usual.items() if name in capabilities.limits} | dict(limits or {})
     numbers = {name: value if name == "cpu_count" else int(value) for name, value in asked.items()}
     nothing: dict[str, None] = dict.fromkeys(usual)
     return SandboxSpec(id=new_id(), limits=Limits(**(nothing | numbers)), env=env or {})  # pyright: ignore[reportArgumentType]
@@ -115,11 +117,12 @@ async def run(
     async with await sandbox.exec(request) as execution:
         if stdin is None:
             return await drain(execution)
+        outcomes: list[Outcome] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_feed, execution, stdin)
-            outcome = await drain(execution)
+            outcomes.append(await drain(execution))
             tasks.cancel_scope.cancel()
-    return outcome
+        return outcomes[0]
 
 
 async def _feed(execution: Execution, data: bytes) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import anyio
 import pytest
 
+from mcp_sandbox.core.errors import PolicyDeniedError
 from mcp_sandbox.core.files import FileKind, ReadRequest, StatRequest, WriteRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.streams import BytesStream
@@ -111,8 +112,8 @@ class FileContract(Contract):
 
     async def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(self, sandbox: Sandbox) -> None:
         await put(sandbox, "/workspace/file", b"old", 0o600)
-        source = CuriousStream(b"n" * MIB, OSError(errno.EIO, "the source broke"))
-        with pytest.raises(OSError, match="the source broke"):
+        source = CuriousStream(b"n" * MIB, PolicyDeniedError("Too much", why="the source says so", fix="Send less"))
+        with pytest.raises(PolicyDeniedError):
             await sandbox.write(WriteRequest(path="/workspace/file"), source)
         assert source.closed
         assert await read_file(sandbox, "/workspace/file") == b"old"

@@ -1,10 +1,15 @@
 """The whole contract as one class: subclass it, override `provider`, and every promise is checked."""
 
 from mcp_sandbox.testing.archives import ArchiveContract
+from mcp_sandbox.testing.confinement import ConfinementContract
 from mcp_sandbox.testing.directories import DirectoryContract
 from mcp_sandbox.testing.execution import ExecutionContract
 from mcp_sandbox.testing.files import FileContract
+from mcp_sandbox.testing.kernel import KernelContract
 from mcp_sandbox.testing.lifecycle import LifecycleContract
+from mcp_sandbox.testing.limits import LimitContract
+from mcp_sandbox.testing.snapshots import SnapshotContract
+from mcp_sandbox.testing.trees import ProcessTreeContract
 
 __all__ = ["ProviderContract"]
 
@@ -12,8 +17,13 @@ __all__ = ["ProviderContract"]
 class ProviderContract(
     LifecycleContract,
     ExecutionContract,
+    ProcessTreeContract,
     FileContract,
     DirectoryContract,
     ArchiveContract,
+    SnapshotContract,
+    ConfinementContract,
+    KernelContract,
+    LimitContract,
 ):
     """Everything."""

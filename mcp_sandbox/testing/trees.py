@@ -45,125 +45,125 @@ def shell(script: str, timeout_s: float | None = None) -> ExecRequest:
     return ExecRequest(argv=("sh", "-c", script), timeout_s=timeout_s)
 
 
-@pytest.mark.usefixtures("programs")
 class ProcessTreeContract(Contract):
     """Deadline, kill, cancellation, signals and background children."""
 
     # -- deadlines
 
-    async def test_res07_a_deadline_is_a_result_that_keeps_the_output_so_far(self, sandbox: Sandbox) -> None:
+    async def test_res07_a_deadline_is_a_result_that_keeps_the_output_so_far(self, machine: Sandbox) -> None:
         """M-01, M-15, RES-07."""
-        outcome = await sh(sandbox, "echo before; sleep 60; echo after", timeout_s=0.5)
+        outcome = await sh(machine, "echo before; sleep 60; echo after", timeout_s=0.5)
         assert (outcome.result.termination, outcome.exit_code) == (Termination.TIMEOUT, None)
         assert outcome.stdout == b"before\n"
 
     @pytest.mark.parametrize("script", FUGITIVES.values(), ids=FUGITIVES)
-    async def test_b010_a_deadline_kills_the_whole_tree(self, sandbox: Sandbox, script: str) -> None:
-        async with await sandbox.exec(shell(script, timeout_s=1.5)) as execution:
-            await wait_for_file(sandbox, "/workspace/beat")
+    async def test_b010_a_deadline_kills_the_whole_tree(self, machine: Sandbox, script: str) -> None:
+        async with await machine.exec(shell(script, timeout_s=1.5)) as execution:
+            await wait_for_file(machine, "/workspace/beat")
             with anyio.fail_after(HANG_S):
                 result = await execution.wait()
             assert result.termination is Termination.TIMEOUT
-            assert await stops_growing(sandbox, "/workspace/beat")
+            assert await stops_growing(machine, "/workspace/beat")
 
-    async def test_a_deadline_holds_while_nobody_reads_the_output(self, sandbox: Sandbox) -> None:
-        async with await sandbox.exec(ExecRequest(argv=("yes",), timeout_s=0.5)) as execution:
+    async def test_a_deadline_holds_while_nobody_reads_the_output(self, machine: Sandbox) -> None:
+        async with await machine.exec(ExecRequest(argv=("yes",), timeout_s=0.5)) as execution:
             with anyio.fail_after(HANG_S):
                 result = await execution.wait()
         assert result.termination is Termination.TIMEOUT
 
-    async def test_a_signal_before_the_deadline_is_not_a_timeout(self, sandbox: Sandbox) -> None:
-        outcome = await sh(sandbox, "kill -KILL $$", timeout_s=20)
+    async def test_a_signal_before_the_deadline_is_not_a_timeout(self, machine: Sandbox) -> None:
+        outcome = await sh(machine, "kill -KILL $$", timeout_s=20)
         assert outcome.result.termination is Termination.SIGNALED
 
-    async def test_a_command_that_ends_in_time_is_not_touched_by_its_deadline(self, sandbox: Sandbox) -> None:
-        assert (await run(sandbox, "true", timeout_s=0.5)).exit_code == 0
-        outcome = await sh(sandbox, "sleep 0.8; echo done")
+    async def test_a_command_that_ends_in_time_is_not_touched_by_its_deadline(self, machine: Sandbox) -> None:
+        assert (await run(machine, "true", timeout_s=0.5)).exit_code == 0
+        outcome = await sh(machine, "sleep 0.8; echo done")
         assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
 
     # -- kill, close, cancel
 
     @pytest.mark.parametrize("script", FUGITIVES.values(), ids=FUGITIVES)
-    async def test_kill_ends_the_whole_tree_and_says_so(self, sandbox: Sandbox, script: str) -> None:
-        async with await sandbox.exec(shell(script)) as execution:
-            await wait_for_file(sandbox, "/workspace/beat")
+    async def test_kill_ends_the_whole_tree_and_says_so(self, machine: Sandbox, script: str) -> None:
+        async with await machine.exec(shell(script)) as execution:
+            await wait_for_file(machine, "/workspace/beat")
             with anyio.fail_after(HANG_S):
                 await execution.kill()
                 await execution.kill()
                 result = await execution.wait()
             assert (result.termination, result.exit_code) == (Termination.KILLED, None)
-            assert await stops_growing(sandbox, "/workspace/beat")
+            assert await stops_growing(machine, "/workspace/beat")
 
-    async def test_kill_keeps_what_was_said_before(self, sandbox: Sandbox) -> None:
-        async with await sandbox.exec(shell("echo before; echo x > /workspace/up; sleep 60")) as execution:
-            await wait_for_file(sandbox, "/workspace/up")
+    async def test_kill_keeps_what_was_said_before(self, machine: Sandbox) -> None:
+        async with await machine.exec(shell("echo before; echo x > /workspace/up; sleep 60")) as execution:
+            await wait_for_file(machine, "/workspace/up")
             await execution.kill()
             outcome = await drain(execution)
         assert outcome.stdout == b"before\n"
 
     @pytest.mark.parametrize("script", FUGITIVES.values(), ids=FUGITIVES)
-    async def test_closing_a_live_command_ends_its_tree(self, sandbox: Sandbox, script: str) -> None:
-        execution = await sandbox.exec(shell(script))
-        await wait_for_file(sandbox, "/workspace/beat")
+    async def test_closing_a_live_command_ends_its_tree(self, machine: Sandbox, script: str) -> None:
+        execution = await machine.exec(shell(script))
+        await wait_for_file(machine, "/workspace/beat")
         with anyio.fail_after(HANG_S):
             await execution.aclose()
             await execution.aclose()
-        assert await stops_growing(sandbox, "/workspace/beat")
+        assert await stops_growing(machine, "/workspace/beat")
 
-    async def test_b113_cancelling_the_caller_ends_the_tree_and_the_next_command_works(self, sandbox: Sandbox) -> None:
+    async def test_b113_cancelling_the_caller_ends_the_tree_and_the_next_command_works(self, machine: Sandbox) -> None:
         """B-113, M-03, M-17: whoever waited is gone, so is what he waited for."""
 
         async def call() -> None:
-            await sh(sandbox, f"(setsid sh -c '{BEAT}') & sleep 60", timeout_s=None)
+            await sh(machine, f"(setsid sh -c '{BEAT}') & sleep 60", timeout_s=None)
 
+        cancelled_at = 0.0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
-            await wait_for_file(sandbox, "/workspace/beat")
+            await wait_for_file(machine, "/workspace/beat")
             cancelled_at = anyio.current_time()
             tasks.cancel_scope.cancel()
         assert anyio.current_time() - cancelled_at < 2
-        assert await stops_growing(sandbox, "/workspace/beat")
-        assert (await run(sandbox, "echo", "next")).stdout == b"next\n"
+        assert await stops_growing(machine, "/workspace/beat")
+        assert (await run(machine, "echo", "next")).stdout == b"next\n"
 
-    async def test_cancelling_the_start_of_commands_leaves_nothing_running(self, sandbox: Sandbox) -> None:
+    async def test_cancelling_the_start_of_commands_leaves_nothing_running(self, machine: Sandbox) -> None:
         """Whatever the moment of the cancellation, either the caller holds the command or nobody does."""
         for delay in (0.0, 0.0005, 0.001, 0.002, 0.004):
             with anyio.move_on_after(delay):
-                async with await sandbox.exec(shell("sleep 61.25; :")):
+                async with await machine.exec(shell("sleep 61.25; :")):
                     await anyio.sleep_forever()
         with anyio.fail_after(HANG_S):
-            while await self.running(sandbox, "61.25"):
+            while await self.running(machine, "61.25"):
                 await anyio.sleep(0.05)
 
     # -- background children
 
-    async def test_b005_the_end_of_the_command_does_not_wait_for_its_children(self, sandbox: Sandbox) -> None:
+    async def test_b005_the_end_of_the_command_does_not_wait_for_its_children(self, machine: Sandbox) -> None:
         """B-005, B-006, B-007, RES-10: `sleep 60 &` holds the pipes; the command is over all the same."""
-        async with await sandbox.exec(shell("sleep 60 & echo done")) as execution:
+        async with await machine.exec(shell("sleep 60 & echo done")) as execution:
             with anyio.fail_after(5):
                 outcome = await until_exit(execution)
         assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
 
-    async def test_late_output_of_a_child_arrives_after_the_end_of_the_command(self, sandbox: Sandbox) -> None:
-        async with await sandbox.exec(shell("(sleep 0.5; echo late) & echo now")) as execution:
+    async def test_late_output_of_a_child_arrives_after_the_end_of_the_command(self, machine: Sandbox) -> None:
+        async with await machine.exec(shell("(sleep 0.5; echo late) & echo now")) as execution:
             outcome = await drain(execution)
         kinds = [event.data if isinstance(event, OutputChunk) else "end" for event in outcome.events]
         assert kinds == [b"now\n", "end", b"late\n"]
 
-    async def test_b006_a_child_in_the_background_lives_on_after_its_command(self, sandbox: Sandbox) -> None:
+    async def test_b006_a_child_in_the_background_lives_on_after_its_command(self, machine: Sandbox) -> None:
         """B-006: a started service is there for the next call."""
-        async with await sandbox.exec(shell(f"({BEAT}) >/dev/null 2>&1 & echo started")) as execution:
+        async with await machine.exec(shell(f"({BEAT}) >/dev/null 2>&1 & echo started")) as execution:
             await until_exit(execution)
-        await wait_for_file(sandbox, "/workspace/beat")
-        assert not await stops_growing(sandbox, "/workspace/beat")
-        seen = await run(sandbox, "tail", "-n", "1", "/workspace/beat")
+        await wait_for_file(machine, "/workspace/beat")
+        assert not await stops_growing(machine, "/workspace/beat")
+        seen = await run(machine, "tail", "-n", "1", "/workspace/beat")
         assert seen.stdout == b"x\n"
 
-    async def test_closing_the_sandbox_object_ends_what_runs_in_it(self, sandbox: Sandbox) -> None:
-        execution = await sandbox.exec(shell(BEAT))
-        await wait_for_file(sandbox, "/workspace/beat")
+    async def test_closing_the_sandbox_object_ends_what_runs_in_it(self, machine: Sandbox) -> None:
+        execution = await machine.exec(shell(BEAT))
+        await wait_for_file(machine, "/workspace/beat")
         with anyio.fail_after(HANG_S):
-            await sandbox.aclose()
+            await machine.aclose()
             result = await execution.wait()
         assert result.exit_code is None
         assert result.termination in (Termination.LOST, Termination.KILLED)
@@ -171,25 +171,25 @@ class ProcessTreeContract(Contract):
 
     # -- signals
 
-    async def test_a_signal_reaches_the_commands_group(self, sandbox: Sandbox) -> None:
+    async def test_a_signal_reaches_the_commands_group(self, machine: Sandbox) -> None:
         script = "trap 'echo caught; exit 5' INT; echo x > /workspace/up; while :; do sleep 0.05; done"
-        async with await sandbox.exec(shell(script)) as execution:
-            await wait_for_file(sandbox, "/workspace/up")
+        async with await machine.exec(shell(script)) as execution:
+            await wait_for_file(machine, "/workspace/up")
             await execution.signal(signal.SIGINT)
             outcome = await drain(execution)
         assert (outcome.exit_code, outcome.stdout) == (5, b"caught\n")
 
-    async def test_a_signal_to_the_tree_reaches_children_in_other_sessions(self, sandbox: Sandbox) -> None:
+    async def test_a_signal_to_the_tree_reaches_children_in_other_sessions(self, machine: Sandbox) -> None:
         child = "trap 'echo x > /workspace/caught; exit' USR1; echo x > /workspace/up; while :; do sleep 0.05; done"
-        async with await sandbox.exec(shell(f'trap : USR1; setsid sh -c "{child}" & sleep 60')) as execution:
-            await wait_for_file(sandbox, "/workspace/up")
+        async with await machine.exec(shell(f'trap : USR1; setsid sh -c "{child}" & sleep 60')) as execution:
+            await wait_for_file(machine, "/workspace/up")
             await execution.signal(signal.SIGUSR1, tree=True)
-            await wait_for_file(sandbox, "/workspace/caught")
+            await wait_for_file(machine, "/workspace/caught")
 
-    async def test_a_signal_to_the_group_does_not_reach_other_commands(self, sandbox: Sandbox) -> None:
+    async def test_a_signal_to_the_group_does_not_reach_other_commands(self, machine: Sandbox) -> None:
         async with (
-            await sandbox.exec(shell("sleep 60")) as first,
-            await sandbox.exec(ExecRequest(argv=("cat",), stdin=True)) as second,
+            await machine.exec(shell("sleep 60")) as first,
+            await machine.exec(ExecRequest(argv=("cat",), stdin=True)) as second,
         ):
             await first.signal(signal.SIGTERM)
             assert (await drain(first)).result.signal == signal.SIGTERM
@@ -197,8 +197,8 @@ class ProcessTreeContract(Contract):
             await second.close_stdin()
             assert (await drain(second)).stdout == b"alive"
 
-    async def test_a_signal_after_the_end_is_a_no_op(self, sandbox: Sandbox) -> None:
-        async with await sandbox.exec(ExecRequest(argv=("true",))) as execution:
+    async def test_a_signal_after_the_end_is_a_no_op(self, machine: Sandbox) -> None:
+        async with await machine.exec(ExecRequest(argv=("true",))) as execution:
             outcome = await until_exit(execution)
             await execution.signal(signal.SIGTERM)
             await execution.signal(signal.SIGTERM, tree=True)
@@ -207,27 +207,27 @@ class ProcessTreeContract(Contract):
 
     # -- order in the house
 
-    async def test_orphans_are_reaped(self, sandbox: Sandbox) -> None:
+    async def test_orphans_are_reaped(self, machine: Sandbox) -> None:
         """No zombie is left, neither while a command runs nor after it."""
         zombies = "cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | grep -c '^Z'"
-        await sh(sandbox, "for n in $(seq 50); do (true &); done")
+        await sh(machine, "for n in $(seq 50); do (true &); done")
         with anyio.fail_after(HANG_S):
-            while (await sh(sandbox, zombies)).stdout != b"0\n":
+            while (await sh(machine, zombies)).stdout != b"0\n":
                 await anyio.sleep(0.05)
 
-    async def test_new_files_are_readable_by_default(self, sandbox: Sandbox) -> None:
+    async def test_new_files_are_readable_by_default(self, machine: Sandbox) -> None:
         """The umask is 022, whatever the server runs under."""
-        assert (await sh(sandbox, "umask")).stdout.strip() in (b"0022", b"022")
+        assert (await sh(machine, "umask")).stdout.strip() in (b"0022", b"022")
 
-    async def test_many_short_commands_in_a_row_leave_nothing_behind(self, sandbox: Sandbox) -> None:
+    async def test_many_short_commands_in_a_row_leave_nothing_behind(self, machine: Sandbox) -> None:
         count = "ls -d /proc/[0-9]* | wc -l"
-        before = (await sh(sandbox, count)).stdout
+        before = (await sh(machine, count)).stdout
         for _ in range(50):
-            assert (await run(sandbox, "true")).exit_code == 0
-        assert (await sh(sandbox, count)).stdout == before
+            assert (await run(machine, "true")).exit_code == 0
+        assert (await sh(machine, count)).stdout == before
 
-    async def test_end_of_a_command_is_told_once(self, sandbox: Sandbox) -> None:
-        async with await sandbox.exec(shell("echo a; (sleep 0.2; echo b) & exit 4")) as execution:
+    async def test_end_of_a_command_is_told_once(self, machine: Sandbox) -> None:
+        async with await machine.exec(shell("echo a; (sleep 0.2; echo b) & exit 4")) as execution:
             events = (await drain(execution)).events
         assert [event.result.exit_code for event in events if isinstance(event, Exited)] == [4]
 

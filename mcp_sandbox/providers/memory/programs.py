@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -57,15 +58,19 @@ async def _cat(process: Process) -> int:
 
 
 async def _tee(process: Process) -> int:
-    spots = [
-        process.tree.writable(process.path(name), make_parents=False, create_only=False) for name in process.argv[1:]
-    ]
+    append = process.argv[1:2] == ("-a",)
+    names = process.argv[1 + append :]
+    spots = [process.tree.writable(process.path(name), make_parents=False, create_only=False) for name in names]
     kept = bytearray()
     while data := await process.read():
         kept += data
         await process.write(data)
     for spot in spots:
-        spot.parent.put(spot.name, Node(FileKind.FILE, spot.node.mode if spot.node else 0o644, data=bytes(kept)))
+        node = spot.node or Node(FileKind.FILE, 0o644)
+        node.data = node.data + kept if append else bytes(kept)
+        node.modified_ns = time.time_ns()
+        if spot.node is None:
+            spot.parent.put(spot.name, node)
     return 0
 
 
