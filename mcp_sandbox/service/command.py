@@ -218,9 +218,10 @@ class RunningCommand:
             self._changed = anyio.Event()
         await self._changed.wait()
 
-    def outcome(self, *, notes: tuple[str, ...] = (), spool_path: str = "") -> Outcome:
-        """Return what it said since the last time, and how it ended, if it has."""
-        stdout, stderr = self.output.take(final=self.result is not None)
+    def outcome(self, *, notes: tuple[str, ...] = (), spool_path: str = "", whole: bool = False) -> Outcome:
+        """Return what it said since the last time, or with `whole` from the start, and how it ended, if it has."""
+        final = self.result is not None
+        stdout, stderr = self.output.whole(final=final) if whole else self.output.take(final=final)
         told, self.notes = self.notes, ()
         return Outcome(
             cwd=self.cwd,

@@ -85,6 +85,7 @@ class JobService:
             ) from None
         command.job_id = record.id
         await command.rename_spool(f"{directory}/{record.id}")
+        command.output.keep_whole()
         command.output.spool_all()
         job = _Job(record, command, store)
         self._jobs[live.record.id, record.id] = job
@@ -106,25 +107,21 @@ class JobService:
         live = await self._sandboxes.open(sandbox or None)
         return await to_thread.run_sync(JobStore(live.directory).records)
 
-    async def output(self, job_id: str, *, sandbox: str = "", from_start: bool = False) -> Outcome:
-        """Return what a job said since it was last asked, or from the start.
+    async def output(self, job_id: str, *, sandbox: str = "") -> Outcome:
+        """Return all that a job has said.
 
         Raises:
             NotFoundError: There is no such job.
         """
         live, job = await self._find(job_id, sandbox)
         if job is None:
-            return await self._read(live, job_id, from_start=from_start)
-        if not from_start:
-            return await self._outcome(job.command)
-        await job.command.output.flush()
-        job.command.output.take(final=job.ended.is_set())
-        return await self._read(live, job_id, from_start=True)
+            return await self._read(live, job_id, whole=True)
+        return await self._outcome(job.command, whole=True)
 
     async def wait(
         self, job_id: str, *, sandbox: str = "", within_s: float, progress: Progress | None = None
     ) -> Outcome:
-        """Return once a job has ended, or that many seconds later, with what it said meanwhile.
+        """Return once a job has ended, with all it said, or that many seconds later, with what is new.
 
         Raises:
             NotFoundError: There is no such job.
@@ -138,7 +135,7 @@ class JobService:
                 await job.ended.wait()
             if progress is not None:
                 await progress(job.command.elapsed_s, job.command.output.last_line())
-        return await self._outcome(job.command)
+        return await self._outcome(job.command, whole=job.ended.is_set())
 
     async def feed(
         self, job_id: str, text: str, *, sandbox: str = "", close: bool = False, within_s: float = 1.0
@@ -166,7 +163,7 @@ class JobService:
             ) from None
         await self._pause(job, time.monotonic() + within_s)
         note = f"{job_id} did not read all of the input within {_FEED_S:g} s" if scope.cancelled_caught else ""
-        return await self._outcome(job.command, note)
+        return await self._outcome(job.command, note=note)
 
     async def kill(self, job_id: str, *, sandbox: str = "", number: int | None = None) -> Outcome:
         """Kill a job with all it started, or send its process group a signal; return what is left to say.
@@ -180,12 +177,12 @@ class JobService:
             record = await to_thread.run_sync(JobStore(live.directory).get, job_id)
             if record.status is JobStatus.RUNNING:
                 raise _not_ours(record)
-            return await self._read(live, job_id, from_start=False)
+            return await self._read(live, job_id, whole=True)
         if not job.ended.is_set():
             with anyio.move_on_after(_KILL_S):
                 await (job.command.execution.kill() if number is None else job.command.execution.signal(number))
                 await job.ended.wait()
-        return await self._outcome(job.command)
+        return await self._outcome(job.command, whole=True)
 
     async def _attend(self, job: _Job) -> None:
         command = job.command
@@ -222,8 +219,8 @@ class JobService:
                 return
             wait_s = min(_QUIET_S, deadline - time.monotonic())
 
-    async def _outcome(self, command: RunningCommand, note: str = "") -> Outcome:
-        return command.outcome(spool_path=await command.spool_path(), notes=(note,) if note else ())
+    async def _outcome(self, command: RunningCommand, *, note: str = "", whole: bool = False) -> Outcome:
+        return command.outcome(spool_path=await command.spool_path(), notes=(note,) if note else (), whole=whole)
 
     async def _find(self, job_id: str, sandbox: str) -> tuple[LiveSandbox, _Job | None]:
         live = await self._sandboxes.open(sandbox or None)
@@ -245,22 +242,21 @@ class JobService:
     ) -> Outcome:
         store = JobStore(live.directory)
         started = time.monotonic()
-        while (await to_thread.run_sync(store.get, job_id)).status is JobStatus.RUNNING:
+        while (record := await to_thread.run_sync(store.get, job_id)).status is JobStatus.RUNNING:
             if (left := deadline - time.monotonic()) <= 0:
                 break
             await anyio.sleep(min(_POLL_S, left))
             if progress is not None:
                 await progress(time.monotonic() - started, "")
-        return await self._read(live, job_id, from_start=False)
+        return await self._read(live, job_id, whole=record.status is not JobStatus.RUNNING)
 
-    async def _read(self, live: LiveSandbox, job_id: str, *, from_start: bool) -> Outcome:
-        """Return what the files say of a job."""
+    async def _read(self, live: LiveSandbox, job_id: str, *, whole: bool) -> Outcome:
+        """Return what the files say of a job: all, or what is new."""
         record = await to_thread.run_sync(JobStore(live.directory).get, job_id)
         key = (live.record.id, job_id)
-        cursor = SpoolCursor(live.sandbox, record) if from_start else self._cursors.get(key)
-        if cursor is None:
-            cursor = self._cursors[key] = SpoolCursor(live.sandbox, record)
-        return await cursor.outcome(record, live.notices)
+        if whole or key not in self._cursors:
+            self._cursors[key] = SpoolCursor(live.sandbox, record)
+        return await self._cursors[key].outcome(record, live.notices)
 
     def _forget_oldest(self) -> None:
         ended = [key for key, job in self._jobs.items() if job.ended.is_set()]

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mcp_sandbox.core.exec import OutputChunk, StreamName
 from mcp_sandbox.service.spool import Spool
@@ -78,24 +78,44 @@ class Window:
         return bytes(self._head)
 
     def last(self, size: int) -> bytes:
-        """Return some of the last bytes."""
-        return self._tail[-1][-size:] if self._tail else bytes(self._head[-size:])
+        """Return that many of the last bytes, or fewer if there are no more at hand."""
+        end = b""
+        for chunk in reversed(self._tail):
+            end = chunk[-(size - len(end)) :] + end
+            if len(end) == size:
+                return end
+        return end or bytes(self._head[-size:])
+
+    def copy(self) -> "Window":
+        """Return one that has taken the same."""
+        window = Window()
+        window._head[:] = self._head
+        window._tail.extend(self._tail)
+        window._tail_bytes = self._tail_bytes
+        window.total_bytes, window.total_lines = self.total_bytes, self.total_lines
+        return window
+
+    def kept(self, *, final: bool) -> Captured:
+        """Return what was kept, unless `final` without the start of an unfinished character."""
+        head, tail = bytes(self._head), b"".join(self._tail)
+        held = 0 if final else unfinished(tail or head)
+        if held:
+            head, tail = (head, tail[:-held]) if tail else (head[:-held], tail)
+        total_bytes = self.total_bytes - held
+        if total_bytes == len(head) + len(tail):
+            head, tail = head + tail, b""
+        return Captured(head=head, tail=tail, total_bytes=total_bytes, total_lines=self.total_lines)
 
     def take(self, *, final: bool) -> Captured:
-        """Return what was kept and begin anew. Unless `final`, the start of an unfinished character waits."""
-        head, tail = bytes(self._head), b"".join(self._tail)
-        total_bytes, total_lines = self.total_bytes, self.total_lines
+        """Return what was kept and begin anew, with the start of an unfinished character unless `final`."""
+        found = self.kept(final=final)
+        held = self.total_bytes - found.total_bytes
+        rest = self.last(held) if held else b""
         self._head.clear()
         self._tail.clear()
         self._tail_bytes = self.total_bytes = self.total_lines = 0
-        end = tail or head
-        if not final and (held := unfinished(end)):
-            self.add(end[-held:])
-            total_bytes -= held
-            head, tail = (head, tail[:-held]) if tail else (head[:-held], tail)
-        if total_bytes == len(head) + len(tail):
-            head, tail = head + tail, b""
-        return Captured(head=head, tail=tail, total_bytes=total_bytes, total_lines=total_lines)
+        self.add(rest)
+        return found
 
 
 def unfinished(data: bytes) -> int:
@@ -124,6 +144,7 @@ class Output:
         """Whether some of it never arrived."""
         self._lines = 0
         self._open_spool = open_spool
+        self._whole: dict[StreamName, Window] = {}
         self._spooling = False
         self._unspooled: dict[StreamName, bytes] = {}
         self._next_seq = 0
@@ -141,6 +162,8 @@ class Output:
                 self.spool_all()
         self.total_bytes += len(data)
         self.windows[stream].add(data)
+        if self._whole:
+            self._whole[stream].add(data)
         if not self._spooling:
             return False
         spool = self.spools.get(stream)
@@ -149,6 +172,10 @@ class Output:
             return True
         spool.put(data)
         return spool.lags
+
+    def keep_whole(self) -> None:
+        """From now on, remember also what was taken."""
+        self._whole = {stream: window.copy() for stream, window in self.windows.items()}
 
     def spool_all(self) -> None:
         """Have everything so far, and all that comes, written to spool files; `settle` goes on with it. Idempotent."""
@@ -175,22 +202,20 @@ class Output:
 
     def take(self, *, final: bool) -> tuple[Captured, Captured]:
         """Return what standard output and standard error said since the last time."""
-        return self._taken(StreamName.STDOUT, final=final), self._taken(StreamName.STDERR, final=final)
+        stdout, stderr = (window.take(final=final) for window in self.windows.values())
+        return self._with_spool(StreamName.STDOUT, stdout), self._with_spool(StreamName.STDERR, stderr)
 
-    def _taken(self, stream: StreamName, *, final: bool) -> Captured:
-        found = self.windows[stream].take(final=final)
+    def whole(self, *, final: bool) -> tuple[Captured, Captured]:
+        """Return what both said from the start, which also counts as taken. Only after `keep_whole`."""
+        self.take(final=final)
+        stdout, stderr = (window.kept(final=final) for window in self._whole.values())
+        return self._with_spool(StreamName.STDOUT, stdout), self._with_spool(StreamName.STDERR, stderr)
+
+    def _with_spool(self, stream: StreamName, found: Captured) -> Captured:
         spool = self.spools.get(stream)
         if spool is None:
             return found
-        return Captured(
-            head=found.head,
-            tail=found.tail,
-            total_bytes=found.total_bytes,
-            total_lines=found.total_lines,
-            spool_path=spool.path,
-            spool_cut_bytes=spool.cut_bytes,
-            spool_failure=spool.failure,
-        )
+        return replace(found, spool_path=spool.path, spool_cut_bytes=spool.cut_bytes, spool_failure=spool.failure)
 
     async def flush(self) -> None:
         """Return when the spool files hold everything."""

@@ -51,7 +51,7 @@ async def _job(call: Call) -> Answer:
     wait_s = min(arguments.get("wait_s", call.window_s), call.window_s)
     match action:
         case "output":
-            outcome = await jobs.output(job_id, sandbox=sandbox, from_start=arguments.get("from_start", False))
+            outcome = await jobs.output(job_id, sandbox=sandbox)
         case "wait":
             outcome = await jobs.wait(job_id, sandbox=sandbox, within_s=wait_s, progress=_progress(call))
         case "input":
@@ -135,9 +135,9 @@ TOOLS = (
         name="job",
         title="Watch or steer a background command",
         description=(
-            "Follow a job that `exec` started. output: what is new since the last look. wait: the same, once it ends "
-            "or wait_s is over. input: write `input` to it and return its reply. kill: end it with all it started, "
-            "or send `signal`. list: all jobs, also finished ones."
+            "Follow a job that `exec` started. output: all it has said. wait: until it ends (then all) or wait_s is "
+            "over (then what is new). input: write `input` to it and return its reply. kill: end it with all it "
+            "started, or send `signal`. list: all jobs, also finished ones."
         ),
         handler=_job,
         properties={
@@ -151,7 +151,6 @@ TOOLS = (
             "input": {"type": "string", "description": "Text, with its own newline at the end"},
             "close_stdin": {"type": "boolean", "description": "End its input after that", "default": False},
             "wait_s": {"type": "number", "description": "Seconds to wait at most", "minimum": 0},
-            "from_start": {"type": "boolean", "description": "output: all of it again", "default": False},
             "signal": {"type": "string", "description": "kill: which signal", "enum": list(_SIGNALS)},
             "sandbox": _SANDBOX,
         },

@@ -2,6 +2,7 @@
 
 import signal
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mcp_sandbox.core.exec import ExecResult, Termination
 from mcp_sandbox.service.command import Outcome
@@ -21,9 +22,7 @@ _HEADER_LINES = 20
 _HEAD_SHARE = 0.4
 _STDERR_SHARE = 0.35
 """What standard error gets at most while standard output wants more than the rest."""
-_BINARY_SHARE = 0.1
-_BINARY_BYTES = 512
-"""Less than this is shown whatever it is."""
+_ODD_CONTROLS = bytes({*range(32)} - {*b"\a\b\t\n\v\f\r\x1b"})
 _STDERR_MARK = "--- stderr ---"
 
 
@@ -157,9 +156,12 @@ def _stream_notes(outcome: Outcome, *streams: _Text) -> list[str]:
     if outcome.gap:
         notes.append("note: some output was lost on the way here")
     for stream in streams:
-        if stream.lossy and not stream.binary:
-            notes.append(f"note: {stream.name} is not valid UTF-8; wrong bytes are shown as \ufffd (lossy)")
         captured = stream.captured
+        if stream.lossy:
+            notes.append(f"note: {stream.name} is not valid UTF-8; wrong bytes are shown as \ufffd (lossy)")
+        if stream.binary:
+            where = f"all of it is in {captured.spool_path}" if captured.spool_path else "redirect it to a file"
+            notes.append(f"note: {stream.name} holds binary data, which is not shown; {where}")
         if captured.spool_failure:
             notes.append(f"note: {stream.name} could not be kept whole: {captured.spool_failure}")
         elif captured.spool_cut_bytes:
@@ -172,17 +174,17 @@ def _stream_notes(outcome: Outcome, *streams: _Text) -> list[str]:
 
 def _decoded(name: str, captured: Captured) -> _Text:
     is_cut = bool(captured.tail)
-    head, head_lossy = _text(captured.head[: len(captured.head) - unfinished(captured.head) * is_cut])
-    tail, tail_lossy = _text(_without_orphans(captured.tail))
-    if _is_binary(captured.head[:8192], lossy=head_lossy):
-        return _Text(name, captured, "", "", lossy=True, binary=True)
-    return _Text(name, captured, as_seen(head), as_seen(tail), lossy=head_lossy or tail_lossy, binary=False)
+    head = _text(captured.head[: len(captured.head) - unfinished(captured.head) * is_cut])
+    tail = _text(_without_orphans(captured.tail))
+    return _Text(
+        name, captured, as_seen(head.text), as_seen(tail.text), head.lossy or tail.lossy, head.binary or tail.binary
+    )
 
 
-def _is_binary(sample: bytes, *, lossy: bool) -> bool:
-    if len(sample) < _BINARY_BYTES or b"\0" not in sample:
-        return False
-    return lossy or sum(byte < 9 or 13 < byte < 27 for byte in sample) > len(sample) * _BINARY_SHARE
+class _Decoded(NamedTuple):
+    text: str
+    lossy: bool
+    binary: bool
 
 
 def _without_orphans(data: bytes) -> bytes:
@@ -193,11 +195,48 @@ def _without_orphans(data: bytes) -> bytes:
     return data[start:]
 
 
-def _text(data: bytes) -> tuple[str, bool]:
+def _text(data: bytes) -> _Decoded:
+    """Return bytes as text, with a mark in place of lines that are none."""
+    if b"\0" not in data:
+        try:
+            return _Decoded(data.decode(), lossy=False, binary=False)
+        except UnicodeDecodeError:
+            return _Decoded(data.decode(errors="replace"), lossy=True, binary=False)
+    shown: list[str] = []
+    lossy, binary_bytes, found_binary = False, 0, False
+    for line in _lines(data):
+        if _is_binary(line):
+            binary_bytes += len(line)
+            found_binary = True
+            continue
+        if binary_bytes:
+            shown.append(f"[{binary_bytes:,} bytes of binary data]\n")
+            binary_bytes = 0
+        text = line.decode(errors="replace")
+        lossy = lossy or "\ufffd" in text
+        shown.append(text)
+    if binary_bytes:
+        shown.append(f"[{binary_bytes:,} bytes of binary data]\n")
+    return _Decoded("".join(shown), lossy, found_binary)
+
+
+def _lines(data: bytes) -> list[bytes]:
+    parts = data.split(b"\n")
+    return [*(part + b"\n" for part in parts[:-1]), *filter(None, parts[-1:])]
+
+
+def _is_binary(line: bytes) -> bool:
+    zeros = line.count(0)
+    if zeros * 2 > len(line):
+        return True
+    odd = len(line) - len(line.translate(None, _ODD_CONTROLS)) - zeros
+    if odd * 20 > len(line):
+        return True
     try:
-        return data.decode(), False
+        line.decode()
     except UnicodeDecodeError:
-        return data.decode(errors="replace"), True
+        return bool(zeros or odd)
+    return False
 
 
 def _shares(stdout: _Text, stderr: _Text) -> tuple[_Budget, _Budget]:
@@ -219,9 +258,6 @@ def _shares(stdout: _Text, stderr: _Text) -> tuple[_Budget, _Budget]:
 
 def _fitted(text: _Text, budget: _Budget) -> str:
     captured = text.captured
-    if text.binary:
-        whole = f"; all of it: {captured.spool_path}" if captured.spool_path else ""
-        return f"[{text.name} is binary, {captured.total_bytes:,} bytes, not shown{whole}]"
     if not captured.tail and text.characters <= budget.characters and text.lines <= budget.lines:
         return text.head.rstrip("\n") if text.name == "stderr" else text.head.removesuffix("\n")
     return _cut(text, budget)

@@ -182,7 +182,7 @@ async def test_b018_a_command_that_outlasts_the_window_becomes_a_job_and_loses_n
     assert (outcome.job_id, outcome.result, whole(outcome.stdout)) == ("j1", None, "one\n")
     with anyio.fail_after(10):
         rest = await world.service.jobs.wait("j1", within_s=10)
-    assert whole(rest.stdout) == "two\n"
+    assert whole(rest.stdout) == "one\ntwo\n"
     assert rest.result is not None
     assert rest.result.exit_code == 5
     assert await world.get("/var/spool/mcp-sandbox/j1.out") == b"one\ntwo\n"

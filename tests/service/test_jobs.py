@@ -50,13 +50,17 @@ async def test_ids_are_counted_and_never_used_again(world: CommandWorld) -> None
     assert [*first, await _start(world, "true")] == ["j1", "j2", "j3", "j4"]
 
 
-async def test_output_is_told_once_and_all_of_it_again_when_asked(world: CommandWorld) -> None:
-    job_id = await _start(world, "echo one; read x; echo two; read x")
+async def test_a_wait_tells_what_is_new_and_output_tells_everything(world: CommandWorld) -> None:
+    job_id = await _start(world, "echo one; read x; echo two; read x; echo three")
     jobs = world.service.jobs
-    again = await jobs.feed(job_id, "\n", within_s=5)
-    assert whole(again.stdout) == "two\n"
-    assert whole((await jobs.output(job_id)).stdout) == ""
-    assert whole((await jobs.output(job_id, from_start=True)).stdout) == "one\ntwo\n"
+    assert whole((await jobs.feed(job_id, "\n", within_s=5)).stdout) == "two\n"
+    assert whole((await jobs.wait(job_id, within_s=0)).stdout) == ""
+    for _ in range(2):
+        assert whole((await jobs.output(job_id)).stdout) == "one\ntwo\n"
+    assert whole((await jobs.wait(job_id, within_s=0)).stdout) == ""
+    await jobs.feed(job_id, "\n", within_s=0)
+    for _ in range(2):
+        assert whole((await jobs.wait(job_id, within_s=10)).stdout) == "one\ntwo\nthree\n"
 
 
 async def test_waiting_returns_as_soon_as_the_job_ends(world: CommandWorld) -> None:
@@ -100,7 +104,7 @@ async def test_killing_ends_the_whole_tree_and_keeps_the_output(world: CommandWo
     assert outcome.result is not None
     assert outcome.result.termination is Termination.KILLED
     assert await world.processes("sleep 472") == 0
-    assert whole((await world.service.jobs.output(job_id, from_start=True)).stdout) == "begun\n"
+    assert whole((await world.service.jobs.output(job_id)).stdout) == "begun\n"
 
 
 async def test_a_signal_can_be_sent_instead(world: CommandWorld) -> None:
@@ -124,7 +128,7 @@ async def test_b017_a_finished_job_can_still_be_read_and_killing_it_is_harmless(
     ended = await world.service.jobs.wait(job_id, within_s=10)
     assert ended.result is not None
     for outcome in (
-        await world.service.jobs.output(job_id, from_start=True),
+        await world.service.jobs.output(job_id),
         await world.service.jobs.kill(job_id),
     ):
         assert outcome.result is not None
@@ -146,9 +150,10 @@ async def test_another_server_sees_the_job_and_its_output_but_cannot_steer_it(
     job_id = await _start(world, "echo begun; read x; echo $x")
     assert [record.status for record in await other.service.jobs.records()] == [JobStatus.RUNNING]
     with anyio.fail_after(5):
-        while not (seen := await other.service.jobs.output(job_id)).stdout.total_bytes:
+        while not (seen := await other.service.jobs.wait(job_id, within_s=0)).stdout.total_bytes:
             await anyio.lowlevel.checkpoint()
     assert whole(seen.stdout) == "begun\n"
+    assert whole((await other.service.jobs.wait(job_id, within_s=0)).stdout) == ""
     for steer in (other.service.jobs.kill(job_id), other.service.jobs.feed(job_id, "x")):
         with pytest.raises(StateError, match=f"process {os.getpid()}"):
             await steer
@@ -157,7 +162,7 @@ async def test_another_server_sees_the_job_and_its_output_but_cannot_steer_it(
         ended = await other.service.jobs.wait(job_id, within_s=10)
     assert ended.result is not None
     assert ended.result.exit_code == 0
-    assert whole(ended.stdout) == "end\n"
+    assert whole(ended.stdout) == "begun\nend\n"
 
 
 async def test_two_servers_count_in_one_row(world: CommandWorld, other: CommandWorld) -> None:

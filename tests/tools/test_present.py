@@ -106,10 +106,20 @@ def test_b026_bytes_that_are_not_utf8_are_replaced_and_the_rest_is_kept() -> Non
     assert "lossy" in text
 
 
-def test_b027_binary_output_is_described_not_shown() -> None:
-    text = present(_outcome(bytes(range(256)) * 100))
-    assert "stdout is binary, 25,600 bytes" in text
-    assert len(text) < 300
+def test_b027_binary_output_is_described_and_the_text_around_it_shown() -> None:
+    text = present(_outcome(b"ok\n\x85\n" + bytes(range(256)) * 100 + b"\nend\n"))
+    assert text.splitlines()[1:] == [
+        "note: stdout is not valid UTF-8; wrong bytes are shown as \ufffd (lossy)",
+        "note: stdout holds binary data, which is not shown; all of it is in /var/spool/mcp-sandbox/c-1.out",
+        "ok",
+        "\ufffd",
+        "[25,601 bytes of binary data]",
+        "end",
+    ]
+
+
+def test_names_between_zeros_are_text() -> None:
+    assert present(_outcome(b"./one file\0./another\0")).endswith("\n./one file\u2400./another\u2400")
 
 
 def test_a_character_that_the_cut_would_split_is_left_out_whole() -> None:
