@@ -1,0 +1,96 @@
+"""`ls`, `rm`, `snapshot` and `doctor`."""
+
+import json
+from typing import Any
+
+import pytest
+from command_line import CommandLine
+
+__all__: list[str] = []
+
+
+def _json(cli: CommandLine, *arguments: str) -> Any:
+    return json.loads(cli.say(*arguments, "--json"))
+
+
+def test_an_empty_list_says_how_to_begin(cli: CommandLine) -> None:
+    assert "exec" in cli.say("ls")
+    assert _json(cli, "ls") == []
+    assert "snapshot create" in cli.say("snapshot", "list")
+    assert _json(cli, "snapshot", "list") == []
+
+
+def test_ls_shows_every_project_and_marks_this_one(machine: CommandLine) -> None:
+    machine.say("exec", "--", "true")
+    other = machine.project.parent / "other"
+    other.mkdir()
+    machine.say("exec", "--project", str(other), "--", "true")
+    (mine,) = machine.sandboxes()
+    (theirs,) = [one for one in _json(machine, "ls") if one["project"] == str(other.resolve())]
+    assert (mine["project"], mine["is_current"], mine["provider"]) == (str(machine.project.resolve()), True, "local")
+    assert (theirs["project"], theirs["is_current"]) == (str(other.resolve()), False)
+    lines = machine.say("ls").splitlines()
+    assert lines[0].split() == ["SANDBOX", "NAME", "PROVIDER", "STATE", "USED", "SNAPSHOT", "PROJECT"]
+    assert [line.split()[0] for line in lines[1:] if mine["id"][:12] in line] == [f"{mine['id'][:12]}*"]
+    assert [line.split()[0] for line in lines[1:] if theirs["id"][:12] in line] == [theirs["id"][:12]]
+
+
+def test_rm_destroys_by_prefix_and_goes_on_after_a_mistake(machine: CommandLine) -> None:
+    machine.say("exec", "--", "true")
+    (only,) = machine.sandboxes()
+    done = machine.run("rm", "nosuch", only["id"][:14])
+    assert done.returncode == 2
+    assert done.stdout.decode().split() == [only["id"]]
+    assert b"nosuch" in done.stderr
+    assert machine.sandboxes() == []
+
+
+def test_b090_snapshots_from_the_shell(machine: CommandLine) -> None:
+    machine.say("exec", "--", "sh", "-c", "echo then > a; echo then > b")
+    first = machine.say("snapshot", "create", "--note", "good\nstate").strip()
+    assert len(first) == 64
+    machine.say("exec", "--", "sh", "-c", "echo now > a; echo now > b; echo new > c")
+    undo = machine.say("snapshot", "restore", first[:8], "a").split()[-1]
+    assert machine.say("exec", "--", "cat", "a", "b", "c") == "then\nnow\nnew\n"
+    machine.say("snapshot", "restore", first[:8])
+    assert machine.say("exec", "--", "sh", "-c", "cat *") == "then\nthen\n"
+    machine.say("snapshot", "restore", undo)
+    assert machine.say("exec", "--", "sh", "-c", "cat *") == "now\nnow\nnew\n"
+    (box,) = machine.sandboxes()
+    listed = _json(machine, "snapshot", "list", "--sandbox", box["id"])
+    assert listed[0]["id"] == first
+    assert [one["here"] for one in listed].count(True) == 1
+    assert "good state" in machine.say("snapshot", "list", "--sandbox", box["id"]).splitlines()[1]
+    done = machine.run("snapshot", "delete", first[:8], "nosuch")
+    assert (done.returncode, done.stdout.decode().split()) == (2, [first])
+    assert first not in [one["id"] for one in _json(machine, "snapshot", "list")]
+
+
+def test_doctor_tries_the_default_provider_for_real(machine: CommandLine) -> None:
+    text = machine.say("doctor")
+    assert "local (default): ok" in text
+    (finding,) = _json(machine, "doctor", "local")
+    assert finding["ok"]
+    assert list(finding["milliseconds"]) == ["load", "open", "create", "exec", "destroy"]
+    assert machine.sandboxes() == []
+
+
+def test_doctor_says_why_and_what_to_do_and_fails(cli: CommandLine) -> None:
+    done = cli.run("doctor", "nosuch", "--json")
+    assert done.returncode == 1
+    (finding,) = json.loads(done.stdout)
+    assert not finding["ok"]
+    assert finding["failed_at"] == "load"
+    assert "nosuch" in finding["why"]
+    assert finding["fix"]
+
+
+def test_doctor_fails_if_the_default_provider_does(cli: CommandLine) -> None:
+    cli.variables["MCP_SANDBOX_PROVIDER"] = "nosuch"
+    assert cli.run("doctor", "memory").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["ls", "snapshot list"])
+def test_lists_do_not_start_anything(cli: CommandLine, command: str) -> None:
+    cli.say(*command.split())
+    assert not any((cli.home / "providers").iterdir())
