@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 from mcp_sandbox import __version__
 from mcp_sandbox.core.errors import SandboxError
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "Command", "main"]
 
 _USAGE = """\
 usage: mcp-sandbox [COMMAND] [OPTIONS]

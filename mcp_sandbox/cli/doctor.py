@@ -34,7 +34,7 @@ _FOR_TESTS = frozenset({"memory"})
 
 
 @dataclass(slots=True, kw_only=True)
-class Finding:
+class _Finding:
     """What came of one provider."""
 
     provider: str
@@ -66,7 +66,7 @@ async def _examine(options: argparse.Namespace) -> int:
             f"mcp-sandbox {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
         )
         print(f"state: {state.root}")
-    findings: list[Finding] = []
+    findings: list[_Finding] = []
     for name in names:
         findings.append(await _tried(name, state))
         if not options.json:
@@ -76,7 +76,7 @@ async def _examine(options: argparse.Namespace) -> int:
     return 0 if all(finding.ok for finding in findings if finding.is_default or options.providers) else 1
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: _Finding) -> None:
     name = f"{finding.provider}{' (default)' * finding.is_default}"
     if finding.ok:
         steps = ", ".join(f"{step} {taken:.1f} ms" for step, taken in finding.milliseconds.items())
@@ -86,8 +86,8 @@ def _print(finding: Finding) -> None:
     sys.stdout.flush()
 
 
-async def _tried(name: str, state: StateDirectories) -> Finding:
-    finding = Finding(provider=name, is_default=name == DEFAULT_PROVIDER)
+async def _tried(name: str, state: StateDirectories) -> _Finding:
+    finding = _Finding(provider=name, is_default=name == DEFAULT_PROVIDER)
     try:
         await _use(finding, state)
         finding.ok = True
@@ -99,7 +99,7 @@ async def _tried(name: str, state: StateDirectories) -> Finding:
     return finding
 
 
-async def _use(finding: Finding, state: StateDirectories) -> None:
+async def _use(finding: _Finding, state: StateDirectories) -> None:
     async with _step(finding, "load"):
         provider = guarded_provider(finding.provider, state)
     async with _step(finding, "open"):
@@ -119,7 +119,7 @@ async def _use(finding: Finding, state: StateDirectories) -> None:
             await provider.__aexit__(None, None, None)
 
 
-async def _destroy(finding: Finding, provider: Provider, sandbox_id: SandboxId) -> None:
+async def _destroy(finding: _Finding, provider: Provider, sandbox_id: SandboxId) -> None:
     with anyio.CancelScope(shield=True):
         async with _step(finding, "destroy"):
             await provider.destroy(sandbox_id)
@@ -139,7 +139,7 @@ async def _say(sandbox: Sandbox, word: str) -> None:
 
 
 @asynccontextmanager
-async def _step(finding: Finding, name: str) -> AsyncGenerator[None]:
+async def _step(finding: _Finding, name: str) -> AsyncGenerator[None]:
     """Take the time of one step, and note it if it fails; the first failure counts."""
     started = time.perf_counter()
     try:

@@ -13,7 +13,7 @@ from mcp_sandbox.app import open_sandboxes
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.settings.project import find_project
 
-__all__ = ["run", "tell"]
+__all__ = ["run", "tell", "until_signal"]
 
 
 def run(options: argparse.Namespace, command: Callable[[SandboxService], Awaitable[int]]) -> int:

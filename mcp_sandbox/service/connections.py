@@ -130,7 +130,7 @@ class Connections:
         """
         async with _held(self._registry, sandbox_id, wait_s):
             if self._registry.stamp(sandbox_id) is None:
-                self._registry.get(sandbox_id)
+                await to_thread.run_sync(self._registry.get, sandbox_id)
             yield
 
     def _handed_out(self, connection: _Connection) -> LiveSandbox:
@@ -178,7 +178,7 @@ class Connections:
         return connection
 
     async def _sandbox(self, provider: Provider, record: SandboxRecord) -> Sandbox | None:
-        if not self._registry.is_creating(record.id):
+        if not await to_thread.run_sync(self._registry.is_creating, record.id):
             with suppress(NotFoundError):
                 return await provider.attach(record.id)
         # Somebody may be creating it, or have been killed while doing so; the lock tells them apart.
@@ -193,7 +193,7 @@ class Connections:
     async def _created(self, provider: Provider, record: SandboxRecord) -> Sandbox | None:
         if self._registry.stamp(record.id) is None:
             return None
-        if not self._registry.is_creating(record.id):
+        if not await to_thread.run_sync(self._registry.is_creating, record.id):
             try:
                 return await provider.attach(record.id)
             except NotFoundError:
@@ -205,7 +205,7 @@ class Connections:
         except Exception:
             await to_thread.run_sync(self._registry.remove, record.id)
             raise
-        self._registry.mark_created(record.id)
+        await to_thread.run_sync(self._registry.mark_created, record.id)
         return sandbox
 
     async def _create(self, provider: Provider, record: SandboxRecord) -> Sandbox:
@@ -247,7 +247,7 @@ async def _held(registry: Registry, sandbox_id: SandboxId, wait_s: float) -> Asy
         async with alocked(registry.lock(sandbox_id), wait_s=wait_s):
             yield
     except FileNotFoundError:
-        registry.get(sandbox_id)
+        await to_thread.run_sync(registry.get, sandbox_id)
         raise
 
 

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from anyio import to_thread
+
 from mcp_sandbox.core.exec import ExecRequest, Exited
 from mcp_sandbox.core.files import ReadRequest, WriteRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -13,7 +15,7 @@ from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.snapshots import SnapshotService
 from mcp_sandbox.store.directories import StateDirectories, open_state
-from mcp_sandbox.store.record import Owner
+from mcp_sandbox.store.record import Owner, SandboxRecord
 from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore
 
@@ -56,6 +58,16 @@ class World:
     def store(self) -> SnapshotStore:
         """The snapshot records as a newcomer sees them."""
         return SnapshotStore(self.state.snapshots)
+
+    async def records(self) -> tuple[SandboxRecord, ...]:
+        """Return what the registry holds of the principal of every server."""
+        return await to_thread.run_sync(lambda: self.registry.list(principal="me"))
+
+    @asynccontextmanager
+    async def engine(self) -> AsyncGenerator[Provider]:
+        """Reach the engine past every server."""
+        async with providers.load(self.provider, self.state.root / "providers" / self.provider) as provider:
+            yield provider
 
     @asynccontextmanager
     async def server(

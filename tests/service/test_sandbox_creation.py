@@ -16,7 +16,6 @@ from mcp_sandbox.core.errors import (
 )
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
-from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.wrappers.base import DelegatingProvider
 
 __all__: list[str] = []
@@ -35,7 +34,7 @@ async def server(world: World) -> AsyncGenerator[Server]:
 
 async def _lose(world: World, sandbox_id: SandboxId) -> None:
     """Have the engine lose a sandbox behind everybody's back."""
-    async with providers.load("memory", world.state.provider("memory")) as provider:
+    async with world.engine() as provider:
         await provider.destroy(sandbox_id)
 
 
@@ -77,8 +76,8 @@ async def test_all_or_none_are_created(world: World, server: Server) -> None:
     await server.sandboxes.create(name="w-5")
     with pytest.raises(StateError, match="'w-5'"):
         await server.sandboxes.create(name="w", count=9)
-    assert [record.name for record in world.registry.list(principal="me")] == ["w-5"]
-    async with providers.load("memory", world.state.provider("memory")) as provider:
+    assert [record.name for record in await world.records()] == ["w-5"]
+    async with world.engine() as provider:
         assert len(await provider.list()) == 1
 
 
@@ -97,13 +96,13 @@ async def test_a_snapshot_cannot_become_a_sandbox_of_another_provider(world: Wor
     snapshot = (await server.snapshots.create()).snapshot
     with pytest.raises(UnsupportedError, match="'memory', not to 'local'"):
         await server.sandboxes.create(from_snapshot=snapshot.id, provider="local")
-    assert len(world.registry.list(principal="me")) == 1
+    assert len(await world.records()) == 1
 
 
 async def test_an_unknown_provider_is_refused_before_anything_is_made(world: World, server: Server) -> None:
     with pytest.raises(ConfigError, match="memory"):
         await server.sandboxes.create(provider="memry")
-    assert world.registry.list(principal="me") == ()
+    assert await world.records() == ()
 
 
 # -- failures of providers
@@ -155,7 +154,7 @@ async def test_a_sandbox_that_cannot_be_created_leaves_no_record(world: World, f
         for attempt in (server.sandboxes.open, server.sandboxes.create):
             with pytest.raises(UnsupportedError):
                 await attempt()
-            assert world.registry.list(principal="me") == ()
+            assert await world.records() == ()
         fragile.creates = True
         await server.sandboxes.open()
 
@@ -165,7 +164,7 @@ async def test_a_cancelled_first_use_is_taken_up_by_the_next(world: World, fragi
     async with world.server() as server:
         with anyio.move_on_after(0.02):
             await server.sandboxes.open()
-        (record,) = world.registry.list(principal="me")
+        (record,) = await world.records()
         fragile.hangs = False
         live = await server.sandboxes.open()
         assert live.record.id == record.id
@@ -177,7 +176,7 @@ async def test_a_cancelled_creation_leaves_nothing(world: World, fragile: type[_
     async with world.server() as server:
         with anyio.move_on_after(0.02):
             await server.sandboxes.create(count=3)
-        assert world.registry.list(principal="me") == ()
+        assert await world.records() == ()
 
 
 async def test_a_creation_cut_short_by_a_kill_is_completed_by_the_next_server(world: World) -> None:
@@ -200,10 +199,10 @@ async def test_a_sandbox_whose_engine_is_gone_can_be_forgotten(world: World, fra
     async with world.server() as server:
         await server.sandboxes.open()
     fragile.opens = False
-    (record,) = world.registry.list(principal="me")
+    (record,) = await world.records()
     async with world.server() as server:
         with pytest.raises(ProviderUnavailableError):
             await server.sandboxes.destroy(record.id)
-        assert world.registry.get(record.id)
+        assert await world.records()
         await server.sandboxes.destroy(record.id, forget=True)
-    assert world.registry.list(principal="me") == ()
+    assert await world.records() == ()

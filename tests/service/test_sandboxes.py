@@ -19,7 +19,6 @@ from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import StatRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxState
-from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.wrappers.base import DelegatingProvider, DelegatingSandbox
 
 __all__: list[str] = []
@@ -38,7 +37,7 @@ async def server(world: World) -> AsyncGenerator[Server]:
 
 async def _lose(world: World, sandbox_id: SandboxId) -> None:
     """Have the engine lose a sandbox behind everybody's back."""
-    async with providers.load("memory", world.state.provider("memory")) as provider:
+    async with world.engine() as provider:
         await provider.destroy(sandbox_id)
 
 
@@ -60,7 +59,7 @@ async def test_b077_nothing_is_created_or_opened_before_the_first_use(world: Wor
         assert await server.sandboxes.find() is None
         assert list(await server.snapshots.list()) == []
     assert world.opened == []
-    assert world.registry.list(principal="me") == ()
+    assert await world.records() == ()
 
 
 async def test_a_restarted_server_finds_the_default_sandbox_again(world: World) -> None:
@@ -256,7 +255,7 @@ async def test_a_destroyed_sandbox_leaves_nothing(world: World, server: Server) 
     live = await server.sandboxes.open()
     assert (await server.sandboxes.destroy(live.record.id)).id == live.record.id
     assert not live.directory.exists()
-    async with providers.load("memory", world.state.provider("memory")) as provider:
+    async with world.engine() as provider:
         assert list(await provider.list()) == []
     with pytest.raises(NotFoundError):
         await server.sandboxes.destroy(live.record.id)
@@ -274,7 +273,7 @@ async def test_what_was_begun_is_destroyed_even_if_the_caller_is_cancelled(world
         live = await server.sandboxes.open()
         with anyio.move_on_after(0.01):
             await server.sandboxes.destroy(live.record.id)
-        assert world.registry.list(principal="me") == ()
+        assert await world.records() == ()
 
 
 # -- the end

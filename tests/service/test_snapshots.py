@@ -24,7 +24,6 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot
-from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.providers.memory.engine import engine_of
 from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.wrappers.base import DelegatingProvider, DelegatingSandbox
@@ -180,7 +179,7 @@ async def test_content_without_a_record_is_not_kept(memory_world: World) -> None
         with pytest.raises(FileNotFoundError):
             await server.snapshots.create()
         (memory_world.state.root / "away").rename(memory_world.state.snapshots)
-        assert not engine_of(memory_world.state.provider("memory")).snapshots
+        assert not engine_of(memory_world.state.root / "providers" / "memory").snapshots
         assert (await server.snapshots.create()).snapshot.parent is None
 
 
@@ -268,6 +267,6 @@ async def test_a_provider_opens_for_a_deletion_only_if_needed(memory_world: Worl
         assert len(await server.snapshots.list()) == 1
         assert memory_world.opened == []
         await server.snapshots.delete(snapshot.id)
-    async with providers.load("memory", memory_world.state.provider("memory")) as provider:
+    async with memory_world.engine() as provider:
         with pytest.raises(NotFoundError):
             await provider.restore(snapshot.native, SandboxSpec(id=new_sandbox_id()))

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError
 from mcp_sandbox.core.files import ReadRequest, WriteRequest
@@ -66,7 +67,7 @@ class Client:
 
 @asynccontextmanager
 async def _client(home: Path) -> AsyncGenerator[Client]:
-    state = open_state({"MCP_SANDBOX_HOME": str(home)})
+    state = await to_thread.run_sync(open_state, {"MCP_SANDBOX_HOME": str(home)})
     async with (
         SandboxService(
             registry=Registry(state.registry),
