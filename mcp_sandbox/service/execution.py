@@ -20,6 +20,7 @@ from mcp_sandbox.service.paths import resolve
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.shell import FIXED_ENV, Shells, checked_env
 from mcp_sandbox.service.spool import SpoolRooms
+from mcp_sandbox.service.telling import using
 
 __all__ = ["DEFAULT_TIMEOUT_S", "CommandRequest", "ExecutionService"]
 
@@ -122,17 +123,17 @@ class ExecutionService:
         cwd = resolve(request.cwd) if request.cwd else WORKSPACE
         env = {**self._env, **checked_env(request.env)} if request.env else self._env
         timeout_s = _timeout_s(request)
-        live = await self._sandboxes.open(request.sandbox or None)
-        invocation = await self._shells.invocation(live.sandbox, request.command)
         has_input = request.background or request.stdin is not None
-        try:
-            execution = await live.sandbox.exec(
-                ExecRequest(argv=invocation.argv, cwd=cwd, env=env, stdin=has_input, timeout_s=timeout_s)
-            )
-        except BaseException:
-            with anyio.move_on_after(_CLEAN_UP_S, shield=True), suppress(OSError, SandboxError):
-                await self._shells.clean_up(live.sandbox, invocation)
-            raise
+        async with using(self._sandboxes, request.sandbox or None) as live:
+            invocation = await self._shells.invocation(live.sandbox, request.command)
+            try:
+                execution = await live.sandbox.exec(
+                    ExecRequest(argv=invocation.argv, cwd=cwd, env=env, stdin=has_input, timeout_s=timeout_s)
+                )
+            except BaseException:
+                with anyio.move_on_after(_CLEAN_UP_S, shield=True), suppress(OSError, SandboxError):
+                    await self._shells.clean_up(live.sandbox, invocation)
+                raise
         command = RunningCommand(
             live=live,
             execution=execution,

@@ -20,6 +20,7 @@ from mcp_sandbox.service.connections import LiveSandbox
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.spool import SpoolRooms
 from mcp_sandbox.service.spooled import SpoolCursor
+from mcp_sandbox.service.telling import using
 from mcp_sandbox.store.jobs import JobRecord, JobStatus, JobStore
 
 __all__ = ["JobService"]
@@ -96,7 +97,7 @@ class JobService:
         """Return the first answer about an adopted command. Cancelling kills the job: nobody would know its id."""
         try:
             await lowlevel.checkpoint()
-            return await self._outcome(command)
+            return await self._outcome(command, ())
         except BaseException:
             with anyio.move_on_after(_KILL_S, shield=True):
                 await command.execution.kill()
@@ -104,8 +105,8 @@ class JobService:
 
     async def records(self, sandbox: str = "") -> tuple[JobRecord, ...]:
         """Return the jobs of a sandbox, oldest first."""
-        live = await self._sandboxes.open(sandbox or None)
-        return await to_thread.run_sync(JobStore(live.directory).records)
+        async with using(self._sandboxes, sandbox or None) as live:
+            return await to_thread.run_sync(JobStore(live.directory).records)
 
     async def output(self, job_id: str, *, sandbox: str = "") -> Outcome:
         """Return all that a job has said.
@@ -113,10 +114,11 @@ class JobService:
         Raises:
             NotFoundError: There is no such job.
         """
-        live, job = await self._find(job_id, sandbox)
-        if job is None:
-            return await self._read(live, job_id, whole=True)
-        return await self._outcome(job.command, whole=True)
+        async with using(self._sandboxes, sandbox or None) as live:
+            job = self._jobs.get((live.record.id, job_id))
+            if job is None:
+                return await self._read(live, job_id, whole=True)
+            return await self._outcome(job.command, live.notices, whole=True)
 
     async def wait(
         self, job_id: str, *, sandbox: str = "", within_s: float, progress: Progress | None = None
@@ -126,16 +128,17 @@ class JobService:
         Raises:
             NotFoundError: There is no such job.
         """
-        live, job = await self._find(job_id, sandbox)
-        deadline = time.monotonic() + within_s
-        if job is None:
-            return await self._wait_for_another(live, job_id, deadline, progress)
-        while not job.ended.is_set() and (left := deadline - time.monotonic()) > 0:
-            with anyio.move_on_after(min(left, 1.0)):
-                await job.ended.wait()
-            if progress is not None:
-                await progress(job.command.elapsed_s, job.command.output.last_line())
-        return await self._outcome(job.command, whole=job.ended.is_set())
+        async with using(self._sandboxes, sandbox or None) as live:
+            job = self._jobs.get((live.record.id, job_id))
+            deadline = time.monotonic() + within_s
+            if job is None:
+                return await self._wait_for_another(live, job_id, deadline, progress)
+            while not job.ended.is_set() and (left := deadline - time.monotonic()) > 0:
+                with anyio.move_on_after(min(left, 1.0)):
+                    await job.ended.wait()
+                if progress is not None and not job.ended.is_set():
+                    await progress(job.command.elapsed_s, job.command.output.last_line())
+            return await self._outcome(job.command, live.notices, whole=job.ended.is_set())
 
     async def feed(
         self, job_id: str, text: str, *, sandbox: str = "", close: bool = False, within_s: float = 1.0
@@ -146,24 +149,17 @@ class JobService:
             NotFoundError: There is no such job.
             StateError: It takes no input.
         """
-        job = await self._own(job_id, sandbox, "input")
-        if job.ended.is_set():
-            raise StateError("Nothing was written", why=f"{job_id} has ended", fix="Start it again")
-        try:
-            with anyio.move_on_after(_FEED_S) as scope:
-                await job.command.write_stdin(text.encode("utf-8", "surrogateescape"))
-            if close:
-                await job.command.execution.close_stdin()
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
-            was_closed = isinstance(error, anyio.ClosedResourceError)
-            raise StateError(
-                "Nothing was written",
-                why=f"the standard input of {job_id} is closed" if was_closed else f"{job_id} reads no more input",
-                fix="Start it with run_in_background to keep its input open" if was_closed else "See its output",
-            ) from None
-        await self._pause(job, time.monotonic() + within_s)
-        note = f"{job_id} did not read all of the input within {_FEED_S:g} s" if scope.cancelled_caught else ""
-        return await self._outcome(job.command, note=note)
+        async with using(self._sandboxes, sandbox or None) as live:
+            job = self._jobs.get((live.record.id, job_id))
+            if job is None:
+                record = await to_thread.run_sync(JobStore(live.directory).get, job_id)
+                raise _not_ours(record) if record.status is JobStatus.RUNNING else _has_ended(job_id)
+            if job.ended.is_set():
+                raise _has_ended(job_id)
+            was_read = await _write(job, text, close=close)
+            await self._pause(job, time.monotonic() + within_s)
+            note = () if was_read else (f"{job_id} did not read all of the input within {_FEED_S:g} s",)
+            return await self._outcome(job.command, (*live.notices, *note))
 
     async def kill(self, job_id: str, *, sandbox: str = "", number: int | None = None) -> Outcome:
         """Kill a job with all it started, or send its process group a signal; return what is left to say.
@@ -172,17 +168,18 @@ class JobService:
             NotFoundError: There is no such job.
             StateError: Another server runs it.
         """
-        live, job = await self._find(job_id, sandbox)
-        if job is None:
-            record = await to_thread.run_sync(JobStore(live.directory).get, job_id)
-            if record.status is JobStatus.RUNNING:
-                raise _not_ours(record)
-            return await self._read(live, job_id, whole=True)
-        if not job.ended.is_set():
-            with anyio.move_on_after(_KILL_S):
-                await (job.command.execution.kill() if number is None else job.command.execution.signal(number))
-                await job.ended.wait()
-        return await self._outcome(job.command, whole=True)
+        async with using(self._sandboxes, sandbox or None) as live:
+            job = self._jobs.get((live.record.id, job_id))
+            if job is None:
+                record = await to_thread.run_sync(JobStore(live.directory).get, job_id)
+                if record.status is JobStatus.RUNNING:
+                    raise _not_ours(record)
+                return await self._read(live, job_id, whole=True)
+            if not job.ended.is_set():
+                with anyio.move_on_after(_KILL_S):
+                    await (job.command.execution.kill() if number is None else job.command.execution.signal(number))
+                    await job.ended.wait()
+            return await self._outcome(job.command, live.notices, whole=True)
 
     async def _attend(self, job: _Job) -> None:
         command = job.command
@@ -219,23 +216,8 @@ class JobService:
                 return
             wait_s = min(_QUIET_S, deadline - time.monotonic())
 
-    async def _outcome(self, command: RunningCommand, *, note: str = "", whole: bool = False) -> Outcome:
-        return command.outcome(spool_path=await command.spool_path(), notes=(note,) if note else (), whole=whole)
-
-    async def _find(self, job_id: str, sandbox: str) -> tuple[LiveSandbox, _Job | None]:
-        live = await self._sandboxes.open(sandbox or None)
-        return live, self._jobs.get((live.record.id, job_id))
-
-    async def _own(self, job_id: str, sandbox: str, verb: str) -> _Job:
-        live, job = await self._find(job_id, sandbox)
-        if job is None:
-            record = await to_thread.run_sync(JobStore(live.directory).get, job_id)
-            if record.status is JobStatus.RUNNING:
-                raise _not_ours(record)
-            raise StateError(
-                f"No {verb} for {job_id}", why=f"it has ended ({record.status.value})", fix="Start it again"
-            )
-        return job
+    async def _outcome(self, command: RunningCommand, notes: tuple[str, ...], *, whole: bool = False) -> Outcome:
+        return command.outcome(spool_path=await command.spool_path(), notes=notes, whole=whole)
 
     async def _wait_for_another(
         self, live: LiveSandbox, job_id: str, deadline: float, progress: Progress | None
@@ -270,3 +252,30 @@ def _not_ours(record: JobRecord) -> StateError:
         why=f"another server of this sandbox runs it (process {record.owner.pid})",
         fix="Find its process with `exec` (ps) and use kill there, or wait for it",
     )
+
+
+def _has_ended(job_id: str) -> StateError:
+    return StateError("Nothing was written", why=f"{job_id} has ended", fix="Start it again")
+
+
+async def _write(job: _Job, text: str, *, close: bool) -> bool:
+    """Write to a job's standard input; return whether all was taken in time.
+
+    Raises:
+        StateError: It takes no input, or no more.
+    """
+    job_id = job.record.id
+    try:
+        with anyio.move_on_after(_FEED_S) as scope:
+            await job.command.write_stdin(text.encode("utf-8", "surrogateescape"))
+        if close:
+            await job.command.execution.close_stdin()
+    except anyio.ClosedResourceError:
+        raise StateError(
+            "Nothing was written",
+            why=f"the standard input of {job_id} is closed",
+            fix="Start it with run_in_background to keep its input open",
+        ) from None
+    except anyio.BrokenResourceError:
+        raise StateError("Nothing was written", why=f"{job_id} reads no more input", fix="See its output") from None
+    return not scope.cancelled_caught

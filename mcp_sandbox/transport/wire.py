@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, Literal
 
 import anyio
-from anyio import lowlevel
+from anyio import to_thread
 
 __all__ = ["TOO_LONG", "LineReader", "LineWriter", "TooLong", "Wire", "claim_wire", "reader_gone"]
 
@@ -82,7 +82,7 @@ class LineReader:
         self._descriptor = descriptor
         self._max_line_bytes = max_line_bytes
         self._waits = _make_waitable(descriptor)
-        self._blocks = self._waits and os.get_blocking(descriptor)
+        self._blocks = os.get_blocking(descriptor)
         self._buffer = bytearray()
         self._searched = 0
         self._skipping = False
@@ -118,18 +118,19 @@ class LineReader:
             await self._fill()
 
     async def _fill(self) -> None:
+        if self._blocks and self._waits:
+            await anyio.wait_readable(self._descriptor)
         while True:
-            if self._blocks:
-                await anyio.wait_readable(self._descriptor)
             try:
-                data = os.read(self._descriptor, _READ_BYTES)
+                if self._blocks:
+                    data = await to_thread.run_sync(os.read, self._descriptor, _READ_BYTES)
+                else:
+                    data = os.read(self._descriptor, _READ_BYTES)
             except BlockingIOError:
                 await anyio.wait_readable(self._descriptor)
                 continue
             except OSError:  # the other end of a socket was reset: nothing more will come
                 data = b""
-            if not self._waits:
-                await lowlevel.checkpoint()
             self._buffer += data
             self._ended = not data
             return
@@ -141,6 +142,7 @@ class LineWriter:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         _make_waitable(descriptor)
+        self._blocks = os.get_blocking(descriptor)
         self._pending = bytearray()
         # Held while the pending bytes are written, so that lines do not run into each other.
         self._lock = anyio.Lock(fast_acquire=True)
@@ -163,7 +165,10 @@ class LineWriter:
     async def _drain(self) -> None:
         while self._pending:
             try:
-                written = os.write(self._descriptor, self._pending)
+                if self._blocks:
+                    written = await to_thread.run_sync(os.write, self._descriptor, bytes(self._pending))
+                else:
+                    written = os.write(self._descriptor, self._pending)
             except BlockingIOError:
                 await anyio.wait_writable(self._descriptor)
             else:
