@@ -8,7 +8,7 @@ import codecs
 import re
 from enum import StrEnum
 
-__all__ = ["BOMS", "Encoding", "decode_line", "decode_text", "detect", "encode", "has_nul", "is_binary"]
+__all__ = ["BOMS", "Encoding", "decode_line", "decode_text", "detect", "encode", "is_binary", "is_binary_to_search"]
 
 _SNIFFED_BYTES = 8192
 """How far git and others look for a NUL, too."""
@@ -89,19 +89,19 @@ def decode_text(data: bytes) -> str:
     return "\n".join(decode_line(line)[0] for line in data.split(b"\n"))
 
 
-def has_nul(head: bytes) -> bool:
-    """Whether a NUL is where text has none."""
-    return b"\0" in head[:_SNIFFED_BYTES]
-
-
 def is_binary(head: bytes) -> bool:
     """Whether a file that begins like this, and is not UTF-16, is no text."""
-    if has_nul(head):
-        return True
     sample = head[:_SNIFFED_BYTES]
+    if b"\0" in sample:
+        return True
     try:
         codecs.utf_8_decode(sample, "strict", False)
     except UnicodeDecodeError:
         controls = sum(byte < 32 and byte not in b"\t\n\r\f\b\x1b" for byte in sample)
         return controls * 10 > len(sample)
     return False
+
+
+def is_binary_to_search(block: bytes) -> bool:
+    """Whether a file whose first 64 KiB are `block` is binary to ripgrep."""
+    return not block.startswith(tuple(BOMS.values())) and b"\0" in block

@@ -59,10 +59,15 @@ class FoundLine:
 
 
 class Findings:
-    """Collects matches until the answer is `full`."""
+    """Collects matches until the answer is `full`.
 
-    def __init__(self, query: SearchQuery) -> None:
-        self._query = query
+    Args:
+        query: What is asked.
+        tree: Whether its path is a directory.
+    """
+
+    def __init__(self, query: SearchQuery, *, tree: bool = False) -> None:
+        self._query, self._tree = query, tree
         self._with_context = bool(query.before or query.after)
         self._lines: list[str] = []
         self._chars_left = ANSWER_MAX_CHARS - _FRAME_CHARS
@@ -152,7 +157,7 @@ class Findings:
             notes.append(f"[{self.unreadable:,} files or directories could not be read]")
         if self.binary:
             notes.append(f"[{self.binary:,} files were searched only up to binary data in them]")
-        if not self.files and not self.full:
+        if self._tree and not self.files and not self.full:
             notes.append(
                 "[hidden and dependency directories, such as .git and node_modules, are searched only if path or glob "
                 "names them]"

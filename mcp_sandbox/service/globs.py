@@ -48,6 +48,7 @@ HEAVY_DIRECTORIES = frozenset(
 """Directories with thousands of files that nobody wrote by hand."""
 
 _GLOB_MAX_CHARS = 1_000
+_ALTERNATIVES = 100
 
 
 def has_magic(component: str) -> bool:
@@ -62,80 +63,125 @@ def split_glob(glob: str) -> list[str]:
         InvalidRequestError: It is too long, or its brackets or braces do not match.
     """
     glob_regex(glob)
-    parts, depth, start = [""], 0, 0
-    while start < len(glob):
-        character = glob[start]
-        if character == "\\":
-            parts[-1] += glob[start : start + 2]
-            start += 2
-            continue
-        depth += (character == "{") - (character == "}" and depth > 0)
-        if character == "/" and not depth:
+    parts, depth = [""], 0
+    for piece in _pieces(glob):
+        depth += (piece == "{") - (piece == "}")
+        if piece == "/" and not depth:
             parts.append("")
         else:
-            parts[-1] += character
-        start += 1
+            parts[-1] += piece
     return [part for part in parts if part not in ("", ".")]
 
 
 def glob_regex(glob: str) -> re.Pattern[str]:
-    """Compile a glob to an expression that a whole relative path must match.
+    """Compile a glob to an expression that a whole relative path must match, in time linear in its length.
 
     Raises:
         InvalidRequestError: It is too long, or its brackets or braces do not match.
     """
     if len(glob) > _GLOB_MAX_CHARS:
         raise _bad_glob(glob, f"it has more than {_GLOB_MAX_CHARS:,} characters")
-    pattern, depth, at = "", 0, 0
+    alternatives = _expanded(glob)
+    return re.compile("|".join(_path_expression(alternative, glob) for alternative in alternatives), re.DOTALL)
+
+
+def _pieces(glob: str) -> list[str]:
+    """Split a glob into escapes, character classes and single characters."""
+    pieces: list[str] = []
+    at = 0
     while at < len(glob):
-        character = glob[at]
-        starts_name = at == 0 or glob[at - 1] in ("/{," if depth else "/")
-        at += 1
-        if character == "*" and glob[at : at + 1] == "*":
-            after = glob[at + 1 : at + 2]
-            at += 1
-            if starts_name and after == "/":
-                pattern, at = pattern + r"(?:[^/]+/)*", at + 1
-            elif starts_name and (not after or (depth and after in "},")):
-                pattern += r".+"
-            else:
-                pattern += r"[^/]*"
-        elif character == "*":
-            pattern += r"[^/]*"
-        elif character == "?":
-            pattern += r"[^/]"
-        elif character == "[":
-            members, at = _members(glob, at)
-            pattern += members
-        elif character == "{":
-            pattern, depth = pattern + "(?:", depth + 1
-        elif character == "}" and depth:
-            pattern, depth = pattern + ")", depth - 1
-        elif character == "," and depth:
-            pattern += "|"
-        elif character == "\\" and at < len(glob):
-            pattern, at = pattern + re.escape(glob[at]), at + 1
+        size = 1
+        if glob[at] == "\\":
+            size = 2
+            if at + 1 == len(glob):
+                raise _bad_glob(glob, "a '\\' at its end escapes nothing")
+        elif glob[at] == "[":
+            end = glob.find("]", at + 2 + (glob[at + 1 : at + 2] in ("!", "^")))
+            if end < 0:
+                raise _bad_glob(glob, "a '[' is not closed")
+            size = end + 1 - at
+        pieces.append(glob[at : at + size])
+        at += size
+    return pieces
+
+
+def _expanded(glob: str) -> list[list[str]]:
+    """Return the pieces of each alternative that the braces of a glob stand for."""
+    done: list[list[str]] = [[]]
+    stack: list[tuple[list[list[str]], list[list[str]]]] = []
+    for piece in _pieces(glob):
+        if piece == "{":
+            stack.append((done, []))
+            done = [[]]
+        elif piece in ("}", ",") and stack:
+            before, alternatives = stack[-1]
+            alternatives += done
+            done = [[]]
+            if piece == "}":
+                stack.pop()
+                done = [first + second for first in before for second in alternatives]
+        elif piece == "}":
+            raise _bad_glob(glob, "a '}' closes nothing")
         else:
-            pattern += re.escape(character)
-    if depth:
+            for alternative in done:
+                alternative.append(piece)
+        if len(done) > _ALTERNATIVES or (stack and len(stack[-1][1]) > _ALTERNATIVES):
+            raise _bad_glob(glob, f"its braces stand for more than {_ALTERNATIVES} globs")
+    if stack:
         raise _bad_glob(glob, "a '{' is not closed")
-    return re.compile(pattern, re.DOTALL)
+    return done
 
 
-def _members(glob: str, at: int) -> tuple[str, int]:
-    """Translate a character class whose opening bracket is just before `at`."""
-    negated = glob[at : at + 1] in ("!", "^")
-    start = at + negated
-    end = glob.find("]", start + 1)
-    if end < 0:
-        raise _bad_glob(glob, "a '[' is not closed")
-    members = re.sub(r"([\\\[\]^&~|])", r"\\\1", glob[start:end])
-    expression = f"[{'^/' if negated else ''}{members}]"
+def _path_expression(pieces: list[str], glob: str) -> str:
+    """Translate a glob without braces. What follows a `**` is sought at its first place, with no way back."""
+    names: list[list[str]] = [[]]
+    for piece in pieces:
+        if piece == "/":
+            names.append([])
+        else:
+            names[-1].append(piece)
+    runs: list[list[str]] = [[]]
+    last = len(names) - 1
+    for index, name in enumerate(names):
+        if name == ["*", "*"] and index < last:
+            runs.append([])
+        else:
+            everything = name == ["*", "*"]
+            runs[-1].append(r".+" if everything else _name_expression(name, glob) + ("" if index == last else "/"))
+    first, *others = ["".join(run) for run in runs]
+    if not others:
+        return first
+    middle = "".join(rf"(?>(?:[^/]+/)*?{run})" for run in others[:-1])
+    return rf"{first}{middle}(?:[^/]+/)*{others[-1]}"
+
+
+def _name_expression(pieces: list[str], glob: str) -> str:
+    """Translate one component; what follows a star is sought at its first place, with no way back but the last one."""
+    runs: list[str] = [""]
+    for piece in pieces:
+        if piece == "*":
+            runs.append("")
+        elif piece == "?":
+            runs[-1] += r"[^/]"
+        elif len(piece) > 1 and piece[0] == "[":
+            runs[-1] += _class_expression(piece, glob)
+        else:
+            runs[-1] += re.escape(piece[-1])
+    first, *others = runs
+    if not others:
+        return first
+    return first + "".join(rf"(?>[^/]*?{run})" for run in others[:-1] if run) + r"[^/]*" + others[-1]
+
+
+def _class_expression(piece: str, glob: str) -> str:
+    negated = piece[1] in "!^"
+    members = re.sub(r"([\\\[\]^&~|])", r"\\\1", piece[1 + negated : -1])
+    expression = f"(?!/)[{'^' if negated else ''}{members}]"
     try:
         re.compile(expression)
     except re.error as error:
-        raise _bad_glob(glob, f"the range in '[{glob[at:end]}]' is not one") from error
-    return f"(?!/){expression}", end + 1
+        raise _bad_glob(glob, f"the range in {piece!r} is not one") from error
+    return expression
 
 
 def _bad_glob(glob: str, why: str) -> InvalidRequestError:

@@ -4,30 +4,26 @@ The files are the sandbox's and the expression is the model's, so both may be ho
 bounded, and whatever calls this does so in a thread.
 """
 
+import itertools
+import time
 from collections import deque
 from collections.abc import Iterator
 
 import regex
 
 from mcp_sandbox.core.errors import InvalidRequestError
-from mcp_sandbox.service.encodings import BOMS
 from mcp_sandbox.service.findings import LINE_MAX_BYTES, Findings, FoundLine, SearchQuery
+from mcp_sandbox.service.patterns import pieces_of
 
-__all__ = ["FileMatcher", "SlowPatternError", "breaks_lines", "compile_pattern", "is_skipped"]
+__all__ = ["FileMatcher", "SlowPatternError", "compile_pattern"]
 
-_SNIFFED_BYTES = 65_536
-"""How far ripgrep looks for a NUL first."""
 _BLOCK_TIMEOUT_S = 2.0
 """For a block of lines that takes milliseconds unless the expression backtracks without end."""
+_SIEVE_TIMEOUT_S = 0.05
 
 
 class SlowPatternError(Exception):
     """The expression took too long on a few lines."""
-
-
-def breaks_lines(pattern: str) -> bool:
-    r"""Whether a pattern can only match across lines, since it has a line feed or `\n` outside of a `[...]`."""
-    return any(piece in ("\n", r"\n") for piece in _pieces(pattern))
 
 
 def compile_pattern(query: SearchQuery) -> "regex.Pattern[str]":
@@ -49,42 +45,12 @@ def compile_pattern(query: SearchQuery) -> "regex.Pattern[str]":
         ) from error
 
 
-def _pieces(pattern: str) -> Iterator[str]:
-    """Split a pattern into escapes, character classes and single characters."""
-    at = 0
-    while at < len(pattern):
-        start = at
-        if pattern[at] == "\\":
-            at += 2
-            if pattern[start + 1 : at] in tuple("pPNxuU") and pattern[at : at + 1] == "{":
-                end = pattern.find("}", at)
-                at = end + 1 if end > 0 else len(pattern)
-        elif pattern[at] == "[":
-            at = _class_end(pattern, at)
-        else:
-            at += 1
-        yield pattern[start:at]
-
-
-def _class_end(pattern: str, at: int) -> int:
-    at += 1
-    at += pattern[at : at + 1] == "^"
-    at += pattern[at : at + 1] == "]"
-    while at < len(pattern) and pattern[at] != "]":
-        if pattern[at] == "\\":
-            at += 1
-        elif pattern.startswith("[:", at) and (end := pattern.find(":]", at)) > 0:
-            at = end + 1
-        at += 1
-    return at + 1
-
-
 def _translated(pattern: str) -> Iterator[str]:
     r"""Rewrite what means something else to `regex`: `\z`, `\x{...}`, and braces that are no repetition.
 
     To `regex` a `{e}` or `{i<=1}` asks for fuzzy matching, while models mean the braces.
     """
-    pieces = list(_pieces(pattern))
+    pieces = list(pieces_of(pattern))
     for index, piece in enumerate(pieces):
         if piece == r"\z":
             yield r"\Z"
@@ -94,11 +60,6 @@ def _translated(pattern: str) -> Iterator[str]:
             yield r"\{"
         else:
             yield piece
-
-
-def is_skipped(head: bytes) -> bool:
-    """Whether a file that begins like this is binary, as ripgrep sees it."""
-    return not head.startswith(tuple(BOMS.values())) and b"\0" in head[:_SNIFFED_BYTES]
 
 
 class FileMatcher:
@@ -112,6 +73,7 @@ class FileMatcher:
 
     def __init__(self, expression: "regex.Pattern[str]", query: SearchQuery, findings: Findings) -> None:
         self._expression, self._query, self._findings = expression, query, findings
+        self._sieve = _sieve(expression, query)
         self._rest = b""
         self._dropping = False
         self._number = 0
@@ -131,17 +93,17 @@ class FileMatcher:
             SlowPatternError: The expression takes too long.
         """
         head, feed, tail = block.rpartition(b"\n")
-        if not feed:
-            self._keep(block)
-            return
-        lines = head.split(b"\n")
-        if self._dropping:
-            lines[0] = b""
-        else:
-            lines[0] = self._rest + lines[0]
-        self._rest, self._dropping = b"", False
-        self._search(lines)
-        self._keep(tail)
+        if feed:
+            if self._dropping:
+                self._number += 1
+                _, feed, head = head.partition(b"\n")
+            if feed:
+                self._search(self._rest + head)
+            self._rest, self._dropping = b"", False
+        if not self._dropping:
+            self._rest += tail
+            if len(self._rest) > LINE_MAX_BYTES:
+                self._rest, self._dropping = b"", True
 
     def end(self, *, is_cut: bool = False) -> None:
         """Search what follows the last line feed, unless binary data cut it off, and turn away from the file.
@@ -150,7 +112,7 @@ class FileMatcher:
             SlowPatternError: The expression takes too long.
         """
         if self._rest and not is_cut:
-            self._search([self._rest])
+            self._search(self._rest)
         self._findings.end(is_cut=is_cut)
 
     def search_whole(self, data: bytes, *, is_cut: bool = False) -> None:
@@ -193,26 +155,38 @@ class FileMatcher:
             raise SlowPatternError from error
         return columns
 
-    def _keep(self, tail: bytes) -> None:
-        if self._dropping:
+    def _search(self, block: bytes) -> None:
+        """Search whole lines, the last one without its line feed."""
+        lines = block.split(b"\n")
+        if not self._after_left and not self._passes(block):
+            kept = lines[-self._query.before :] if self._query.before else []
+            self._number += len(lines)
+            self._before.extend(FoundLine(self._number - len(kept) + at, raw) for at, raw in enumerate(kept, 1))
             return
-        self._rest += tail
-        if len(self._rest) > LINE_MAX_BYTES:
-            self._rest, self._dropping = b"", True
+        deadline = time.monotonic() + _BLOCK_TIMEOUT_S
+        for raw in lines:
+            if self._findings.settled:
+                return
+            self._number += 1
+            try:
+                self._look_at(raw, deadline - time.monotonic())
+            except TimeoutError as error:
+                raise SlowPatternError from error
 
-    def _search(self, lines: list[bytes]) -> None:
+    def _passes(self, block: bytes) -> bool:
+        """Whether a line of the block may match; a sieve that is slow itself is not used again."""
+        if self._sieve is None:
+            return True
+        text = block.replace(b"\r\n", b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
         try:
-            for raw in lines:
-                self._number += 1
-                if self._findings.settled:
-                    return
-                self._look_at(raw)
-        except TimeoutError as error:
-            raise SlowPatternError from error
+            return self._sieve.search(text, timeout=_SIEVE_TIMEOUT_S) is not None
+        except TimeoutError:
+            self._sieve = None
+            return True
 
-    def _look_at(self, raw: bytes) -> None:
+    def _look_at(self, raw: bytes, left_s: float) -> None:
         line = raw.removesuffix(b"\r").decode("utf-8", "surrogateescape")
-        match = self._expression.search(line, timeout=_BLOCK_TIMEOUT_S) if len(raw) <= LINE_MAX_BYTES else None
+        match = self._expression.search(line, timeout=max(left_s, 0.001)) if len(raw) <= LINE_MAX_BYTES else None
         if match is not None:
             for earlier in self._before:
                 self._findings.add(earlier)
@@ -224,6 +198,21 @@ class FileMatcher:
             self._findings.add(FoundLine(self._number, raw))
         elif self._query.before:
             self._before.append(FoundLine(self._number, raw))
+
+
+def _sieve(expression: "regex.Pattern[str]", query: SearchQuery) -> "regex.Pattern[str] | None":
+    """Return an expression that finds something in a block of lines if the given one finds something in one of them.
+
+    Looking around, anchors of the whole text and possessive repetition see more of a block than of a line.
+    """
+    for piece, following in itertools.pairwise([*pieces_of(query.pattern), ""]):
+        if piece[0] == "\\" and piece[1:2].isalnum() and piece[1:2] not in tuple("dDwWsSbtrfnxuUpP"):
+            return None
+        if piece in ("*", "+", "?", "}") and following == "+":
+            return None
+    if regex.search(r"\(\?(?!:|P<|i[:)])|\(\*", query.pattern):
+        return None
+    return regex.compile(expression.pattern, expression.flags | regex.MULTILINE)
 
 
 def _encoded(text: str) -> bytes:

@@ -10,23 +10,25 @@ from anyio.abc import ByteReceiveStream
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import FileInfo, ReadRequest
 from mcp_sandbox.core.provider import Sandbox
-from mcp_sandbox.core.streams import read_head
+from mcp_sandbox.core.streams import Head, read_head
 from mcp_sandbox.service.encodings import BOMS, Encoding, is_binary
 from mcp_sandbox.service.filetypes import hex_dump, image_type, kind_of
 from mcp_sandbox.service.paging import LinePager, Page
 from mcp_sandbox.service.paths import label
 
-__all__ = ["PICTURE_MAX_BYTES", "FileView", "Picture", "view_file"]
+__all__ = ["BLOCK_BYTES", "PICTURE_MAX_BYTES", "SILENCE_S", "FileView", "Picture", "first_block", "view_file"]
 
 PICTURE_MAX_BYTES = 1_572_864
 """1.5 MiB: about 2 MiB of base64 in the answer."""
 
+BLOCK_BYTES = 65_536
+"""What decides whether a file is binary to a search."""
 _CHUNK_BYTES = 1 << 20
 _SNIFFED_BYTES = 8_192
 _DUMPED_BYTES = 256
 _COUNTED_BYTES = 64 << 20
 """How far a file is read on behind a full page, to say how many lines it has."""
-_SILENCE_S = 4.0
+SILENCE_S = 4.0
 """How long one read may take: some files of `/proc` and `/sys` wait for something to happen."""
 
 
@@ -75,13 +77,13 @@ class _Source:
         chunk, self._returned = self._returned, b""
         if not chunk and self.stopped is None:
             left_s = self._deadline - anyio.current_time()
-            with anyio.move_on_after(min(_SILENCE_S, left_s)) as scope:
+            with anyio.move_on_after(min(SILENCE_S, left_s)) as scope:
                 try:
                     chunk = await self._stream.receive(_CHUNK_BYTES)
                 except anyio.EndOfStream:
                     self.stopped = _Stop.END
             if scope.cancelled_caught:
-                self.stopped = _Stop.LATE if left_s <= _SILENCE_S else _Stop.SILENT
+                self.stopped = _Stop.LATE if left_s <= SILENCE_S else _Stop.SILENT
         self.received += len(chunk)
         return chunk
 
@@ -174,7 +176,7 @@ def _notes(page: Page, source: _Source, *, whole: bool, size: int) -> list[str]:
         left = f"{page.last_line_seen - page.last:,} more lines" if whole else "there are more lines"
         notes.append(f"[{left}; go on with offset={page.last + 1}]")
     if source.stopped is _Stop.SILENT:
-        notes.append(f"[stopped: the file gave nothing for {_SILENCE_S:.0f} s; reading it waits for something]")
+        notes.append(f"[stopped: the file gave nothing for {SILENCE_S:.0f} s; reading it waits for something]")
     elif source.stopped is _Stop.LATE and not page.full:
         notes.append(
             f"[stopped: out of time after {source.received:,} of {size:,} bytes and {page.last_line_seen:,} lines; "
@@ -184,3 +186,15 @@ def _notes(page: Page, source: _Source, *, whole: bool, size: int) -> list[str]:
         past = f"the file has {page.last_line_seen:,} lines, so line {page.first:,} is past its end"
         notes.append(f"[{past}]" if size else "[the file is empty]")
     return notes
+
+
+async def first_block(stream: ByteReceiveStream) -> Head:
+    """Return the part of a file that decides whether it is binary; nothing if it does not come."""
+    data = b""
+    with anyio.move_on_after(SILENCE_S):
+        while len(data) < BLOCK_BYTES:
+            try:
+                data += await stream.receive(BLOCK_BYTES - len(data))
+            except anyio.EndOfStream:
+                return Head(data, complete=True)
+    return Head(data, complete=False)

@@ -11,34 +11,20 @@ from anyio.abc import ByteReceiveStream
 from mcp_sandbox.core.files import FileKind, ListRequest, ReadRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.streams import BytesStream, Head, read_head
-from mcp_sandbox.service.encodings import BOMS, Encoding
+from mcp_sandbox.service.encodings import BOMS, Encoding, is_binary_to_search
 from mcp_sandbox.service.findings import Findings, SearchQuery
 from mcp_sandbox.service.globs import pruned_for, skipped
 from mcp_sandbox.service.listing import TREE_DEPTH, TREE_MAX_ENTRIES
-from mcp_sandbox.service.matching import FileMatcher, SlowPatternError, compile_pattern, is_skipped
+from mcp_sandbox.service.matching import FileMatcher, SlowPatternError, compile_pattern
+from mcp_sandbox.service.reading import BLOCK_BYTES, SILENCE_S, first_block
 
-__all__ = ["Walk", "first_block"]
+__all__ = ["Walk"]
 
-_BLOCK_BYTES = 65_536
 _BATCH = 16
 _SMALL_BYTES = 262_144
 """Files up to this size are fetched several at once."""
 _SPAN_MAX_BYTES = 16 << 20
 """Size of a file that is searched for matches across lines."""
-_SILENCE_S = 4.0
-"""How long one read may take: some files of `/proc` and `/sys` wait for something to happen."""
-
-
-async def first_block(stream: ByteReceiveStream) -> Head:
-    """Return the part of a file that decides whether it is binary; nothing if it does not come."""
-    data = b""
-    with anyio.move_on_after(_SILENCE_S):
-        while len(data) < _BLOCK_BYTES:
-            try:
-                data += await stream.receive(_BLOCK_BYTES - len(data))
-            except anyio.EndOfStream:
-                return Head(data, complete=True)
-    return Head(data, complete=False)
 
 
 class Walk:
@@ -128,7 +114,7 @@ class Walk:
                 async with await self._sandbox.read(ReadRequest(path=path)) as reader:
                     head = Head(b"", complete=False)
                     if reader.info.size_bytes <= _SMALL_BYTES:
-                        with anyio.move_on_after(_SILENCE_S):
+                        with anyio.move_on_after(SILENCE_S):
                             head = await read_head(reader, _SMALL_BYTES)
                 contents[path] = head.data if head.complete else None
             except FileNotFoundError:
@@ -150,7 +136,7 @@ class Walk:
 
     async def _search_file(self, path: str, stream: ByteReceiveStream, *, explicit: bool) -> None:
         head = await first_block(stream)
-        if not explicit and is_skipped(head.data):
+        if not explicit and is_binary_to_search(head.data):
             return
         decoder = _Decoder(head.data)
         checks = not explicit and not decoder.transcodes
@@ -171,7 +157,7 @@ class Walk:
     ) -> None:
         rest = Head(b"", complete=head.complete)
         if not head.complete:
-            with anyio.move_on_after(_SILENCE_S):
+            with anyio.move_on_after(SILENCE_S):
                 rest = await read_head(stream, _SPAN_MAX_BYTES)
         if not rest.complete:
             self._too_large += 1
@@ -179,15 +165,15 @@ class Walk:
         data = head.data + rest.data
         nul = data.find(b"\0") if checks else -1
         if nul >= 0:
-            data = data[: nul // _BLOCK_BYTES * _BLOCK_BYTES]
+            data = data[: nul // BLOCK_BYTES * BLOCK_BYTES]
         self._matcher.begin(path)
         text = decoder.decode(data)
         await _in_thread(lambda: self._matcher.search_whole(text, is_cut=nul >= 0))
 
     async def _next(self, stream: ByteReceiveStream) -> bytes:
-        with anyio.move_on_after(_SILENCE_S):
+        with anyio.move_on_after(SILENCE_S):
             try:
-                return await stream.receive(_BLOCK_BYTES)
+                return await stream.receive(BLOCK_BYTES)
             except anyio.EndOfStream:
                 return b""
         self._findings.unreadable += 1

@@ -318,49 +318,6 @@ async def test_a_change_during_an_edit_is_noticed_and_nothing_is_written(tmp_pat
         assert b"mine" not in await world.get("a")
 
 
-async def test_a_glob_finds_files_newest_first_and_marks_directories(world: World) -> None:
-    for name in ("old.py", "src/mid.py", "src/deep/new.py", "src/note.txt"):
-        await world.put(name, b"")
-        await anyio.sleep(0.01)  # file times have the kernel's tick
-    assert await world.listed("**/*.py") == ["path=/workspace entries=3", "src/deep/new.py", "src/mid.py", "old.py"]
-    assert sorted((await world.listed())[1:]) == ["old.py", "src/"]
-    assert sorted((await world.listed("src"))[1:]) == ["src/deep/", "src/mid.py", "src/note.txt"]
-    assert sorted((await world.listed("*", "src"))[1:]) == ["src/deep/", "src/mid.py", "src/note.txt"]
-    assert (await world.listed("src/*.{py,txt}"))[0] == "path=src entries=2"
-    assert (await world.listed("/workspace/src/**/"))[1:] == ["src/deep/"]
-    assert (await world.listed("old.py")) == ["path=old.py entries=1", "old.py"]
-
-
-async def test_hidden_and_heavy_directories_are_not_entered_unless_named(world: World) -> None:
-    for name in (".git/config", "node_modules/x/index.js", ".github/ci.yml", "a.js", ".env", "web/node_modules/y.js"):
-        await world.put(name, b"")
-    found = await world.listed("**")
-    assert sorted(found[1:-1]) == [".env", ".git/", ".github/", "a.js", "node_modules/", "web/", "web/node_modules/"]
-    assert found[-1] == (
-        "[not entered: .git/, .github/, node_modules/, web/node_modules/; name one in the pattern to look inside]"
-    )
-    assert (await world.listed("node_modules/**/*.js"))[1:] == ["node_modules/x/index.js"]
-    assert (await world.listed("**/node_modules/*.js"))[1:2] == ["web/node_modules/y.js"]
-    assert (await world.listed(".github/*"))[1:] == [".github/ci.yml"]
-    assert (await world.listed("*", ".git"))[1:] == [".git/config"]
-
-
-async def test_a_long_list_is_bounded_and_says_what_is_missing(world: World) -> None:
-    for number in range(2100):
-        await world.put(f"many/{number}.txt", b"")
-    found = await world.listed("many/*")
-    assert found[0] == "path=many entries=2100"
-    assert len(found) <= 1900
-    assert f"[{2100 - len(found) + 2:,} older entries not shown; narrow the pattern]" in found[-1]
-
-
-async def test_nothing_found_is_said(world: World) -> None:
-    assert await world.listed("*.rs") == ["path=/workspace entries=0", "[nothing matches]"]
-    assert "there is no nowhere in /workspace" in await world.refused(lambda: world.listed("nowhere/*.py"))
-    assert "cannot be used" in await world.refused(lambda: world.listed("*/../x"))
-    assert "'[' is not closed" in await world.refused(lambda: world.listed("[a"))
-
-
 async def test_ft04_hostile_names_are_shown_in_one_line_each(world: World) -> None:
     for name in ("-rf", "two\nlines", "esc\x1b[2J", " ", "bad\udcffname"):
         await world.put(name, b"x\n")

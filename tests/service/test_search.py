@@ -1,6 +1,5 @@
 """Searching: by the sandbox's ripgrep and from outside, with the same answer."""
 
-import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,13 +9,10 @@ from typing import Any
 import anyio
 import pytest
 from file_world import World, open_world
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.exec import ExecRequest, Exited
 from mcp_sandbox.service.findings import Findings, OutputMode, SearchQuery
-from mcp_sandbox.service.matching import FileMatcher, breaks_lines, compile_pattern
 from mcp_sandbox.service.ripgrep import search_with_ripgrep
 
 open_worlds = asynccontextmanager(open_world)
@@ -251,13 +247,6 @@ async def test_braces_that_are_no_repetition_mean_themselves(world: World) -> No
     assert (await found(world, "interface{}")).startswith("matches=1 files=1")
 
 
-def test_a_line_feed_in_the_pattern_asks_for_matches_across_lines() -> None:
-    assert breaks_lines(r"a\nb")
-    assert breaks_lines("a\nb")
-    assert not breaks_lines(r"a[^\n]b")
-    assert not breaks_lines(r"a\\nb")
-
-
 async def test_a_pattern_with_a_line_feed_finds_lines_that_follow_each_other(worlds: Worlds) -> None:
     await worlds.put(LINES)
     assert (await worlds.found(r"foo\nbar")).split("\n")[1:] == ["f", "13:foo", "14:bar"]
@@ -368,29 +357,11 @@ async def test_a_big_file_is_streamed(world: World) -> None:
     assert (await found(world, "line 199999$", multiline=True)).split("\n")[1:] == ["big", "200000:line 199999"]
 
 
-@given(
-    lines=st.lists(st.sampled_from(["a", "b", "", "ab", "b\r"]), max_size=12),
-    pattern=st.sampled_from(["a", "b$", "^$", "ab?", "[^a]"]),
-    before=st.integers(0, 2),
-    after=st.integers(0, 2),
-    size=st.integers(1, 9),
-)
-def test_lines_found_are_those_that_match_however_the_bytes_come(
-    lines: list[str], pattern: str, before: int, after: int, size: int
-) -> None:
-    data = "\n".join([*lines, ""]).encode()
-    query = SearchQuery(pattern=pattern, path="/workspace/f", before=before, after=after)
-    findings = Findings(query)
-    matcher = FileMatcher(compile_pattern(query), query, findings)
-    matcher.begin(query.path)
-    for start in range(0, len(data), size):
-        matcher.feed(data[start : start + size])
-    matcher.end()
-    shown = [line for line in findings.text().split("\n")[2:] if line != "--"] if findings.matches else []
-    hits = {number for number, line in enumerate(lines, 1) if re.search(pattern, line.removesuffix("\r"))}
-    expected = [
-        f"{number}{':' if number in hits else '-'}{line.removesuffix(chr(13))}"
-        for number, line in enumerate(lines, 1)
-        if any(number - after <= hit <= number + before for hit in hits)
+async def test_a_line_over_1_mib_is_passed_over_and_counted(worlds: Worlds) -> None:
+    await worlds.put({"f": b"one\n" + b"x" * 1_100_000 + b"needle\n\ntwo needle\n" + b"needle" + b"x" * 1_100_000})
+    assert (await worlds.found("needle|^$")).split("\n") == [
+        "matches=2 files=1 path=/workspace",
+        "f",
+        "3:",
+        "4:two needle",
     ]
-    assert shown == expected

@@ -66,7 +66,7 @@ async def client(tmp_path: Path) -> AsyncGenerator[Client]:
                 execution=ExecutionService(sandboxes),
                 files=FileService(sandboxes),
                 search=SearchService(sandboxes),
-                snapshots=SnapshotService(sandboxes=sandboxes, store=SnapshotStore(tmp_path / "snapshots")),
+                snapshots=SnapshotService(sandboxes),
             )
         )
 
