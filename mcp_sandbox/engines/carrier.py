@@ -10,6 +10,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
 from mcp_sandbox.core.exec import ExecRequest, Execution
+from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.wire import GuestProtocolError, Type
 
 __all__ = [
@@ -118,8 +119,12 @@ def os_error(number: int, path: str | None = None) -> OSError:
 
 
 def error_fields(payload: bytes) -> tuple[int, str]:
-    """Return the errno of an ERROR frame, and the step that failed."""
+    """Return the errno of an ERROR frame, as this system counts, and the step that failed.
+
+    Raises:
+        GuestProtocolError: It is too short.
+    """
     if len(payload) < 5:
         raise GuestProtocolError(f"an error of {len(payload)} bytes")
     (number,) = struct.unpack_from("<I", payload)
-    return number, payload[4:].split(b"\0", 1)[0].decode("utf-8", "replace")
+    return host_errno(number), payload[4:].split(b"\0", 1)[0].decode("utf-8", "replace")

@@ -2,19 +2,22 @@
 
 import abc
 import asyncio
+import errno
 import os
 import signal
 import struct
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
 
+from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.exec import ExecEvent, ExecRequest, ExecResult, Execution, Exited, Termination
 from mcp_sandbox.engines.carrier import GuestCarrier
-from mcp_sandbox.guest.wire import Type, fields
+from mcp_sandbox.guest.wire import ExecFlag, GuestProtocolError, Type, exec_payload, fields
 
-__all__ = ["CommandCarrier", "GuestExecution", "NeverStarted", "never_started"]
+__all__ = ["EXIT", "CommandCarrier", "GuestExecution", "NeverStarted", "command_payload", "never_started", "too_large"]
 
 EXIT: Final = struct.Struct("<IQQQ")
 """Wait status, user and system microseconds, peak memory in bytes."""
@@ -51,9 +54,13 @@ class GuestExecution(Execution):
     # ------------------------------------------------------------------------------------------ the carrier's side
 
     def ended(self, payload: bytes) -> None:
-        """Take the agent's word that the process ended."""
+        """Take the agent's word that the process ended.
+
+        Raises:
+            GuestProtocolError: Nobody can end like that.
+        """
         status, user_us, system_us, rss = EXIT.unpack_from(payload)
-        code = os.waitstatus_to_exitcode(status)
+        code = _exit_code(status)
         termination = Termination.EXITED if code >= 0 else self._reason or Termination.SIGNALED
         detail = f"killed after {self._timeout_s:g} s" if termination is Termination.TIMEOUT else ""
         self._finish(
@@ -93,13 +100,7 @@ class GuestExecution(Execution):
         if self._result.done() or self._carrier.closed:
             return
         self._reason = self._reason or reason
-        self._post_signal(signal.SIGKILL, tree=True)
-
-    def _post_signal(self, number: int, *, tree: bool) -> None:
-        try:
-            self._carrier.post(Type.SIGNAL, fields(self.number, number, int(tree)))
-        except BlockingIOError:  # the socket is full: once it drains
-            self._loop.call_later(0.01, lambda: self._result.done() or self._post_signal(number, tree=tree))
+        self._carrier.post(Type.SIGNAL, fields(self.number, signal.SIGKILL, 1))
 
     # ------------------------------------------------------------------------------------------ the caller's side
 
@@ -143,6 +144,14 @@ class GuestExecution(Execution):
         """Free what carries the bytes. Idempotent."""
 
 
+def _exit_code(status: int) -> int:
+    """Return the exit code, or minus the signal, of a wait status as Linux encodes it."""
+    number = status & 0x7F
+    if number == 0x7F or status >> 16:
+        raise GuestProtocolError(f"a wait status of {status:#x}")
+    return -number if number else status >> 8
+
+
 class NeverStarted(Execution):
     """A command that the kernel refused to start: a result like any other."""
 
@@ -178,6 +187,26 @@ class NeverStarted(Execution):
         """Do nothing."""
 
 
+def command_payload(request: ExecRequest, environment: Sequence[str]) -> bytes:
+    """Pack the request for an agent.
+
+    Raises:
+        InvalidRequestError: A string cannot be one of a process.
+    """
+    try:
+        return exec_payload(ExecFlag.STDIN if request.stdin else ExecFlag(0), request.cwd, request.argv, environment)
+    except ValueError as error:
+        raise InvalidRequestError(
+            "Command refused", why=f"an argument, a variable or the directory holds what no process can ({error})",
+            fix="Leave NUL bytes and lone surrogates out",
+        ) from None  # fmt: skip
+
+
+def too_large(request: ExecRequest, payload: bytes) -> NeverStarted:
+    """Return the result of a command that does not fit into a message."""
+    return never_started(errno.E2BIG, "exec", request, f"arguments and environment take {len(payload)} bytes")
+
+
 def never_started(number: int, step: str, request: ExecRequest, reason: str = "") -> NeverStarted:
     """Return the result of a command that failed at `step` with an errno."""
     words = reason or os.strerror(number)
@@ -186,5 +215,5 @@ def never_started(number: int, step: str, request: ExecRequest, reason: str = ""
         "exec": f"cannot run {request.argv[0]!r}: {words}",
         "fork": f"cannot start a process: {words}; the sandbox has as many as its limit allows",
     }.get(step, f"cannot start the command at step {step!r}: {words}")
-    missing = step == "exec" and number in (2, 20)  # ENOENT, ENOTDIR
+    missing = step == "exec" and number in (errno.ENOENT, errno.ENOTDIR)
     return NeverStarted(ExecResult(exit_code=127 if missing else 126, detail=detail))

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -26,7 +25,7 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.engines.carrier import GuestCarrier, os_error
 from mcp_sandbox.guest.pack import parse_stat, record_info
 from mcp_sandbox.guest.records import RecordReader
-from mcp_sandbox.guest.wire import MkdirFlag, OpenFlag, Type, fields, open_payload, strings
+from mcp_sandbox.guest.wire import GuestProtocolError, MkdirFlag, OpenFlag, Type, fields, open_payload, strings
 
 __all__ = ["list_tree", "make_directory", "read_file", "remove_path", "rename_path", "stat_path", "write_file"]
 
@@ -44,7 +43,8 @@ async def _about(path: str) -> AsyncGenerator[None]:
     except OSError as error:
         raise os_error(error.errno or errno.EIO, path) from None
     except ValueError:
-        raise InvalidRequestError("Path refused", why="it holds a NUL byte", fix="Correct the path") from None
+        why = "it holds a NUL byte or a lone surrogate"
+        raise InvalidRequestError("Path refused", why=why, fix="Correct the path") from None
 
 
 class _Reader(FileReader):
@@ -119,9 +119,10 @@ async def _try_remove(carrier: GuestCarrier, path: str) -> None:
 
 
 def _created(payload: bytes) -> tuple[bool, str, str]:
-    (existed,) = struct.unpack_from("<I", payload)
-    final, temporary, *_ = payload[4:].decode("utf-8", "surrogateescape").split("\0")
-    return bool(existed), final, temporary
+    parts = payload[4:].decode("utf-8", "surrogateescape").split("\0")
+    if len(parts) < 3 or not parts[0].startswith("/") or "/" in parts[1]:
+        raise GuestProtocolError(f"a created file in {len(payload)} bytes")
+    return any(payload[:4]), parts[0], parts[1]
 
 
 async def _pour(data: bytes | ByteReceiveStream, target: ByteSendStream, path: str) -> tuple[int, str]:

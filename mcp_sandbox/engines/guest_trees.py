@@ -7,10 +7,10 @@ from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import DownloadRequest, MkdirRequest, UploadRequest
-from mcp_sandbox.engines.carrier import GuestCarrier, os_error
+from mcp_sandbox.engines.carrier import GuestCarrier, os_error, protocol_failure
 from mcp_sandbox.engines.guest_files import make_directory
 from mcp_sandbox.guest.records import RecordReader, records_of_tar, tar_of_records
-from mcp_sandbox.guest.wire import Type, fields, strings
+from mcp_sandbox.guest.wire import GuestProtocolError, Type, fields, strings
 
 __all__ = ["pack_tar", "unpack_tar"]
 
@@ -31,6 +31,8 @@ class _Generated(ByteReceiveStream):
                 self._rest = await anext(self._pieces)
             except StopAsyncIteration:
                 raise anyio.EndOfStream from None
+            except GuestProtocolError as error:
+                raise protocol_failure(error) from error
         data, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
         return data
 

@@ -4,7 +4,9 @@ import array
 import asyncio
 import os
 import socket
+import stat
 import struct
+from collections import deque
 from collections.abc import Sequence
 
 import anyio
@@ -13,19 +15,18 @@ from anyio.abc import ByteReceiveStream
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
 from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, write_pipe
-from mcp_sandbox.engines.guest_execution import CommandCarrier, never_started
+from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
 from mcp_sandbox.engines.local_execution import LocalExecution
 from mcp_sandbox.guest.wire import (
     FRAME_MAX,
     HEAD,
+    MESSAGE_MAX,
     PROTOCOL_VERSION,
-    ExecFlag,
     Frame,
     GoingReason,
     GuestProtocolError,
     Type,
     encode,
-    exec_payload,
     open_payload,
 )
 
@@ -58,7 +59,8 @@ class LocalCarrier(CommandCarrier):
         self._welcome: asyncio.Future[tuple[Frame, int | None]] = self._loop.create_future()
         self._restarting = False
         self._closed = False
-        self._partial: list[bytes] = []
+        self._row: deque[tuple[bytes, list[int]]] = deque()
+        """Frames that the socket did not take yet, with copies of the descriptors that go with them."""
         self._loop.add_reader(connection.fileno(), self._receive_all)
 
     async def welcome(self) -> None:
@@ -74,8 +76,8 @@ class LocalCarrier(CommandCarrier):
         if frame.type == Type.ERROR:
             number, step = error_fields(frame.payload)
             raise OSError(number, f"{step}: {os.strerror(number)}")
-        (version,) = struct.unpack_from("<I", frame.payload)
-        if version != PROTOCOL_VERSION:
+        version = int.from_bytes(frame.payload[:4], "little")
+        if frame.type != Type.WELCOME or version != PROTOCOL_VERSION:
             raise GuestProtocolError(f"version {version}, and this side speaks {PROTOCOL_VERSION}")
 
     @property
@@ -100,7 +102,7 @@ class LocalCarrier(CommandCarrier):
         os.set_blocking(readable, False)
         stream = _WorkerSource(readable)
         try:
-            stream.attach(await self._begin(kind, payload, (writable,)))
+            stream.attach(self._begin(kind, payload, (writable,)))
             await stream.refused()
         except BaseException:
             await stream.aclose()
@@ -119,7 +121,7 @@ class LocalCarrier(CommandCarrier):
         readable, writable = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(writable, False)
         try:
-            answer = await self._begin(kind, payload, (readable,))
+            answer = self._begin(kind, payload, (readable,))
         except BaseException:
             os.close(writable)
             raise
@@ -136,15 +138,13 @@ class LocalCarrier(CommandCarrier):
 
     async def exec(self, request: ExecRequest, environment: Sequence[str]) -> Execution:
         """Start a command on pipes of our own."""
+        payload = command_payload(request, environment)
+        if len(payload) > MESSAGE_MAX:
+            return too_large(request, payload)
         execution = LocalExecution(self, request.timeout_s)
         passed = execution.open_pipes(stdin=request.stdin)
-        flags = ExecFlag.STDIN if request.stdin else ExecFlag(0)
         try:
-            payload = exec_payload(flags, request.cwd, request.argv, environment)
-            started = await self._begin(Type.EXEC, payload, passed, execution)
-        except GuestProtocolError as error:
-            execution.release()
-            return never_started(7, "exec", request, str(error))  # E2BIG
+            started = self._begin(Type.EXEC, payload, passed, execution)
         except BaseException:
             execution.release()
             raise
@@ -168,9 +168,8 @@ class LocalCarrier(CommandCarrier):
 
     def post(self, kind: Type, payload: bytes) -> None:
         """Send a request whose answer nobody waits for."""
-        self._number += 1
-        for frame in encode(kind, self._number, payload):
-            self._socket.send(frame)
+        if not self._closed:
+            self._send(list(encode(kind, self._next(), payload)), ())
 
     def forget(self, number: int) -> None:
         """Stop passing events of a command on."""
@@ -183,32 +182,68 @@ class LocalCarrier(CommandCarrier):
     # ------------------------------------------------------------------------------------------ mechanics
 
     async def _ask(self, kind: Type, payload: bytes, descriptors: Sequence[int]) -> Reply:
-        return _reply(*await (await self._begin(kind, payload, descriptors)))
+        answer = self._begin(kind, payload, descriptors)
+        try:
+            return _reply(*await answer)
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                _close(answer.result()[1])  # it came in the moment of the cancellation
+            raise
 
-    async def _begin(
+    def _next(self) -> int:
+        self._number = self._number % 0xFFFFFFFF + 1
+        return self._number
+
+    def _begin(
         self, kind: Type, payload: bytes, descriptors: Sequence[int], execution: LocalExecution | None = None
     ) -> "asyncio.Future[tuple[Frame, int | None]]":
         if self._closed:
             raise GuestRestarting
-        self._number = number = self._number % 0xFFFFFFFF + 1
+        number = self._next()
         frames = list(encode(kind, number, payload))
         answer = self._pending[number] = self._loop.create_future()
         answer.add_done_callback(_retrieve)
         if execution is not None:
             execution.number = number
             self._commands[number] = execution
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        for frame in frames:
-            while True:
-                try:
-                    self._socket.sendmsg([frame], ancillary if frame is frames[-1] else [])
-                    break
-                except BlockingIOError:
-                    await anyio.wait_writable(self._socket)
-                except OSError:  # nothing was delivered, so whoever still can may connect again and repeat it
-                    self._end()
-                    raise GuestRestarting from None
+        self._send(frames, descriptors)
+        if self._closed:  # nothing was delivered, so whoever still can may connect again and repeat it
+            raise GuestRestarting
         return answer
+
+    def _send(self, frames: Sequence[bytes], descriptors: Sequence[int]) -> None:
+        """Send a message whole, in its turn; nobody can be cancelled in the middle of one."""
+        waiting = bool(self._row)
+        for frame in frames:
+            passed = list(descriptors) if frame is frames[-1] else []
+            if self._row or not self._send_frame(frame, passed):
+                self._row.append((frame, [os.dup(descriptor) for descriptor in passed]))
+        if self._row and not waiting and not self._closed:
+            self._loop.add_writer(self._socket.fileno(), self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        while self._row and not self._closed:
+            frame, passed = self._row[0]
+            if not self._send_frame(frame, passed):
+                return
+            if self._row:
+                self._row.popleft()
+                for descriptor in passed:
+                    os.close(descriptor)
+        if not self._closed:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _send_frame(self, frame: bytes, passed: list[int]) -> bool:
+        """Return whether the frame needs no other attempt."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
+        try:
+            self._socket.sendmsg([frame], ancillary)
+        except BlockingIOError:
+            return False
+        except OSError:  # it ended; what it said before, GOING above all, is still there
+            self._receive_all()
+            self._end()
+        return True
 
     def _loss(self) -> Exception:
         return GuestRestarting() if self._restarting else gone()
@@ -219,6 +254,8 @@ class LocalCarrier(CommandCarrier):
                 data, ancillary, flags, _ = self._socket.recvmsg(HEAD.size + FRAME_MAX, ANCILLARY_BYTES)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                continue  # the agent ended with requests unread; what it said before is still there
             except OSError:
                 data, ancillary, flags = b"", [], 0
             descriptors = [
@@ -247,15 +284,23 @@ class LocalCarrier(CommandCarrier):
             self._restarting = reason == GoingReason.RESTART
         elif frame.id == 0 and not self._welcome.done():
             self._welcome.set_result((frame, None))
-        elif (answer := self._pending.pop(frame.id, None)) is not None and not answer.done():
-            answer.set_result((frame, descriptors.pop() if descriptors else None))
+        else:
+            if frame.type == Type.ERROR and (execution := self._commands.pop(frame.id, None)) is not None:
+                execution.lost()  # it never started
+            if (answer := self._pending.pop(frame.id, None)) is not None and not answer.done():
+                answer.set_result((frame, descriptors.pop() if descriptors else None))
 
     def _end(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
+        for _, passed in self._row:
+            for descriptor in passed:
+                os.close(descriptor)
+        self._row.clear()
         for answer in (*self._pending.values(), self._welcome):
             if not answer.done():
                 answer.set_exception(self._loss())
@@ -268,7 +313,7 @@ class LocalCarrier(CommandCarrier):
 
 
 def _retrieve(answer: "asyncio.Future[tuple[Frame, int | None]]") -> None:
-    """Close a descriptor that came for somebody who was cancelled, and mark an error as seen."""
+    """Mark an error as seen: its caller may have been cancelled."""
     if not answer.cancelled():
         answer.exception()
 
@@ -279,9 +324,18 @@ def _reply(frame: Frame, descriptor: int | None) -> Reply:
     return Reply(frame.payload, descriptor)
 
 
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
 def _required(reply: Reply) -> int:
+    """Return the descriptor of a regular file; on anything else our loop might wait for ever."""
     if reply.descriptor is None:
         raise GuestProtocolError("an open file without its descriptor")
+    if not stat.S_ISREG(os.fstat(reply.descriptor).st_mode):
+        os.close(reply.descriptor)
+        raise GuestProtocolError("a descriptor that is no regular file")
     return reply.descriptor
 
 
@@ -303,6 +357,14 @@ class _WorkerSource(PipeSource):
             await asyncio.wait((readable,))
         if self._answer.done():
             _reply(*self._answer.result())
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Return what is there; the end comes only after a good verdict."""
+        try:
+            return await super().receive(max_bytes)
+        except anyio.EndOfStream:
+            _reply(*await asyncio.shield(self._answer))
+            raise
 
 
 async def _readable(descriptor: int) -> None:

@@ -1,11 +1,15 @@
 """A command whose output arrives on pipes of our own."""
 
+import fcntl
 import os
+import struct
+import termios
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
-from mcp_sandbox.core.exec import ExecEvent, Exited, OutputChunk, StreamName
+from mcp_sandbox.core.exec import ExecEvent, ExecResult, Exited, OutputChunk, StreamName
 from mcp_sandbox.engines.descriptors import write_pipe
 from mcp_sandbox.engines.guest_execution import CommandCarrier, GuestExecution
 
@@ -23,6 +27,13 @@ class LocalExecution(GuestExecution):
         self._watched: set[int] = set()
         self._stdin = -1
         self._sequence = 0
+        self._own: dict[int, int] = {}
+        """Bytes in each pipe that come before the end."""
+
+    def _finish(self, result: ExecResult) -> None:
+        if not self._result.done():
+            self._own = {descriptor: _waiting(descriptor) for descriptor in self._pipes}
+        super()._finish(result)
 
     def open_pipes(self, *, stdin: bool) -> list[int]:
         """Make the pipes; return the ends that belong to the command, in the order the protocol wants."""
@@ -40,15 +51,15 @@ class LocalExecution(GuestExecution):
 
     async def receive(self) -> ExecEvent:
         """Return the next event."""
+        await anyio.lowlevel.checkpoint()  # a command that never pauses must not keep the loop from everybody else
         while True:
             self._wake.clear()
-            exited = self._result.done()  # asked before reading: what comes after may be a child's
+            if self._result.done() and not self._told and not any(self._own.values()):
+                self._told = True  # what is in the pipes now is a child's
+                return Exited(self._result.result())
             chunk = self._read_any()
             if chunk is not None:
                 return chunk
-            if exited and not self._told:
-                self._told = True
-                return Exited(self._result.result())
             if not self._pipes and self._told:
                 raise anyio.EndOfStream
             self._watch()
@@ -64,10 +75,12 @@ class LocalExecution(GuestExecution):
             except BlockingIOError:
                 continue
             del self._pipes[descriptor]
+            own = self._own.pop(descriptor, 0)
             if not data:
                 os.close(descriptor)
                 continue
             self._pipes[descriptor] = name  # to the end of the row: the streams take turns
+            self._own[descriptor] = max(0, own - len(data))
             self._sequence += 1
             return OutputChunk(name, data, self._sequence - 1)
         return None
@@ -102,3 +115,9 @@ class LocalExecution(GuestExecution):
         for descriptor in self._pipes:
             os.close(descriptor)
         self._pipes.clear()
+        self._own.clear()
+
+
+def _waiting(descriptor: int) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+    return int(count)

@@ -1,21 +1,27 @@
 """Reading records off a byte stream that a guest agent writes, and translating whole trees from and to tar."""
 
+import os
 import stat
 import struct
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import anyio
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.errors import InvalidRequestError
+from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.pack import RECORD, SEGMENT, Record
 from mcp_sandbox.guest.wire import GuestProtocolError
 
 __all__ = ["RecordReader", "records_of_tar", "tar_of_records"]
 
 PATH_BYTES_MAX: Final = 65535
+SEGMENT_MAX: Final = 1 << 20
+EXTENDED_MAX: Final = 1 << 20
+LATER_BYTES_MAX: Final = 64 << 20
+"""What the attributes of an archive's directories may take until its end."""
 BLOCK: Final = tarfile.BLOCKSIZE
 
 
@@ -50,27 +56,34 @@ class RecordReader:
             links=record.links, size=record.size, modified_ns=record.modified_ns, flags=record.flags,
         )  # fmt: skip
 
-    async def segments(self) -> AsyncIterator[tuple[int, bytes]]:
-        """Yield the pieces of a file's content with their offsets, in order; holes are left out."""
+    async def segments(self, size: int) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield the pieces of a file of `size` bytes with their offsets, in order; holes are left out.
+
+        Raises:
+            GuestProtocolError: The stream does not keep to the format.
+        """
         at = 0
         while True:
             offset, length = SEGMENT.unpack(await self._take(SEGMENT.size))
             if length == 0:
                 return
-            if offset < at or length > 1 << 20:
+            if offset < at or length > SEGMENT_MAX or offset + length > size:
                 raise GuestProtocolError(f"a segment of {length} bytes at {offset}, after {at}")
             yield offset, await self._take(length)
             at = offset + length
 
 
 def _member(record: Record) -> tarfile.TarInfo:
+    if not _stays(record.path) or (record.kind == "h" and not _stays(record.link)) or "\0" in record.link:
+        raise GuestProtocolError(f"a member called {record.path!r}, which would leave the directory")
     member = tarfile.TarInfo(record.path)
     member.mode = record.mode & 0o7777
     member.uid, member.gid = record.uid, record.gid
-    seconds, nanoseconds = divmod(record.modified_ns, 1_000_000_000)
-    member.mtime = seconds
+    seconds, nanoseconds = divmod(abs(record.modified_ns), 1_000_000_000)
+    sign = "-" if record.modified_ns < 0 else ""
+    member.mtime = record.modified_ns // 1_000_000_000
     if nanoseconds:
-        member.pax_headers = {"mtime": f"{seconds}.{nanoseconds:09d}"}
+        member.pax_headers = {"mtime": f"{sign}{seconds}.{nanoseconds:09d}"}
     kinds = {
         "d": tarfile.DIRTYPE,
         "D": tarfile.DIRTYPE,
@@ -91,10 +104,12 @@ async def tar_of_records(reader: RecordReader) -> AsyncIterator[bytes]:
 
     Raises:
         OSError: The agent could not read a member; its path is named.
+        GuestProtocolError: The stream does not keep to the format.
     """
     while (record := await reader.next_record()).kind != "z":
         if record.kind == "e":
-            raise OSError(5, record.path)
+            number = host_errno(record.mode)
+            raise OSError(number, os.strerror(number), record.path)
         if record.kind in "Dsc":
             continue
         member = _member(record)
@@ -102,7 +117,7 @@ async def tar_of_records(reader: RecordReader) -> AsyncIterator[bytes]:
         if record.kind != "f":
             continue
         at = 0
-        async for offset, data in reader.segments():
+        async for offset, data in reader.segments(record.size):
             for gap in _zeros(offset - at):
                 yield gap
             yield data
@@ -113,10 +128,11 @@ async def tar_of_records(reader: RecordReader) -> AsyncIterator[bytes]:
     yield bytes(2 * BLOCK)
 
 
-def _zeros(count: int) -> list[bytes]:
-    piece = bytes(min(max(count, 0), 1 << 20))
-    whole, rest = divmod(max(count, 0), len(piece) or 1)
-    return [piece] * whole + ([piece[:rest]] if rest else [])
+def _zeros(count: int) -> Iterator[bytes]:
+    piece = bytes(min(count, 1 << 20))
+    while count > 0:
+        yield piece[:count]
+        count -= len(piece)
 
 
 class _TarStream:
@@ -151,10 +167,14 @@ def _not_tar(why: str) -> InvalidRequestError:
     return InvalidRequestError("Archive refused", why=why, fix="Send an uncompressed tar archive")
 
 
+def _stays(path: str) -> bool:
+    return not (path.startswith("/") or "\0" in path or ".." in path.split("/"))
+
+
 def _inside(name: str) -> str:
     """Return a member's path relative to the target, refusing what would leave it."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    if name.startswith("/") or ".." in parts:
+    if not _stays(name):
         raise _not_tar(f"member {name!r} would leave the directory")
     return "/".join(parts)
 
@@ -167,6 +187,7 @@ async def records_of_tar(tar: ByteReceiveStream) -> AsyncIterator[bytes]:
     """
     stream = _TarStream(tar)
     later: list[bytes] = []
+    later_bytes = 0
     extended: dict[str, str] = {}
     long_names: dict[bytes, str] = {}
     while True:
@@ -180,7 +201,7 @@ async def records_of_tar(tar: ByteReceiveStream) -> AsyncIterator[bytes]:
         except tarfile.HeaderError as error:
             raise _not_tar(f"a header cannot be read ({error})") from None
         if member.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-            if member.size > 1 << 20:
+            if not 0 <= member.size <= EXTENDED_MAX:
                 raise _not_tar(f"a header of {member.size} bytes")
             raw = b"".join([piece async for piece in stream.content(member.size)])
             if member.type == tarfile.XHDTYPE:
@@ -204,6 +225,9 @@ async def records_of_tar(tar: ByteReceiveStream) -> AsyncIterator[bytes]:
         elif record.kind == "d":
             later.append(Record(kind="D", path=record.path, mode=record.mode, uid=record.uid, gid=record.gid,
                                 modified_ns=record.modified_ns).encode())  # fmt: skip
+            later_bytes += len(later[-1])
+            if later_bytes > LATER_BYTES_MAX:
+                raise _not_tar("it has too many directories")
     for attributes in reversed(later):
         yield attributes
     yield Record(kind="z").encode()
@@ -221,7 +245,7 @@ def _pax(raw: bytes) -> dict[str, str]:
     at = 0
     while at < len(raw):
         length, _, _ = raw[at:].partition(b" ")
-        if not length.isdigit() or not 5 <= int(length) <= len(raw) - at:
+        if not length.isdigit() or len(length) > 8 or not 5 <= int(length) <= len(raw) - at:
             raise _not_tar("an extended header is malformed")
         entry = raw[at + len(length) + 1 : at + int(length) - 1]
         key, _, value = entry.partition(b"=")
@@ -236,6 +260,8 @@ def _record(member: tarfile.TarInfo, pax: dict[str, str], long_names: dict[bytes
     kinds = {tarfile.DIRTYPE: "d", tarfile.SYMTYPE: "l", tarfile.LNKTYPE: "h", tarfile.FIFOTYPE: "p",
              tarfile.REGTYPE: "f", tarfile.AREGTYPE: "f", tarfile.CONTTYPE: "f"}  # fmt: skip
     kind = kinds.get(member.type)
+    if any(key.startswith("GNU.sparse.") for key in pax):
+        raise _not_tar(f"member {name!r} is stored with holes")
     if kind is None:
         raise _not_tar(f"member {name!r} is of type {member.type!r}; only files, directories, links and FIFOs come in")
     path = _inside(name)
@@ -245,6 +271,8 @@ def _record(member: tarfile.TarInfo, pax: dict[str, str], long_names: dict[bytes
         raise _not_tar("a path is longer than 65535 bytes")
     try:
         member.size = int(pax.get("size", member.size))
+        if member.size < 0:
+            raise ValueError
         modified_ns = _nanoseconds(pax["mtime"]) if "mtime" in pax else int(member.mtime) * 1_000_000_000
         uid, gid = int(pax.get("uid", member.uid)), int(pax.get("gid", member.gid))
         return Record(

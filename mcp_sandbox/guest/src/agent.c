@@ -11,17 +11,27 @@
 #include <time.h>
 
 #define PEERS_MAX 64
+#define SEND_BUFFER (1 << 20)     /* answers that a peer may be behind */
+#define FAREWELL_MS 1000          /* how long bridges have to pass on the last words */
 
 struct settings settings = {.listener = -1, .first = -1};
 static struct connection peers[PEERS_MAX];
 static int peer_count, freezer = -1;
 
-static void add_peer(int fd) {
+static long now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void add_peer(int fd, pid_t pid) {
+  int room = SEND_BUFFER;
   if (peer_count == PEERS_MAX) {
     close(fd);
     return;
   }
-  peers[peer_count++] = (struct connection){.fd = fd};
+  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+  peers[peer_count++] = (struct connection){.fd = fd, .pid = pid};
   struct message m = {.length = 0};
   put_u32(&m, PROTOCOL_VERSION);
   send_frame(fd, T_WELCOME, 0, m.data, m.length, -1);
@@ -34,20 +44,28 @@ static void drop_peer(int i) {
     thaw_all();
     freezer = -1;
   }
+  shutdown(fd, SHUT_RDWR); /* a worker may hold a copy */
   close(fd);
   free(peers[i].partial);
   peers[i] = peers[--peer_count];
 }
 
-/* A peer outside has no number in our pid namespace; one that has came from inside, where nobody may give orders. In a
-   container the bridge shares our namespace, so there the socket's directory is the wall. */
-static void accept_peer(bool inside_allowed) {
+bool is_peer(pid_t pid) {
+  for (int i = 0; i < peer_count; i++)
+    if (peers[i].pid == pid) return true;
+  return false;
+}
+
+/* A peer outside has no number in our pid namespace. In a container the bridge has one, but no parent: the engine put it
+   here. Whoever was started inside has a parent inside, and gives no orders. */
+static void accept_peer(void) {
   int fd = accept4(settings.listener, NULL, NULL, SOCK_CLOEXEC);
   struct ucred who;
   socklen_t size = sizeof who;
   if (fd < 0) return;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0 || (who.pid != 0 && !inside_allowed)) close(fd);
-  else add_peer(fd);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0) who.pid = -1;
+  if (who.pid == 0 || (settings.container && who.pid > 1 && parent_of(who.pid) == 0)) add_peer(fd, who.pid);
+  else close(fd);
 }
 
 static void count_answer(int peer, uint32_t id, int count) {
@@ -56,8 +74,17 @@ static void count_answer(int peer, uint32_t id, int count) {
   else send_frame(peer, T_OK, id, &number, sizeof number, -1);
 }
 
+/* Bridges in our pid namespace die with us, so they get a moment to pass on what was said. */
 static void leave(uint32_t reason) {
-  for (int i = 0; i < peer_count; i++) send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
+  for (int i = 0; i < peer_count; i++) {
+    send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
+    shutdown(peers[i].fd, SHUT_WR);
+  }
+  long end = now_ms() + FAREWELL_MS;
+  for (int i = 0; i < peer_count; i++) {
+    struct pollfd gone = {peers[i].fd, 0, 0};
+    while (peers[i].pid && !(gone.revents & (POLLHUP | POLLERR)) && end > now_ms()) poll(&gone, 1, (int)(end - now_ms()));
+  }
   _exit(0);
 }
 
@@ -124,24 +151,19 @@ static bool serve_peer(struct connection *peer) {
   return true;
 }
 
-static long now_ms(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
-static void serve(bool inside_allowed) {
+static void serve(void) {
   struct pollfd watched[PEERS_MAX + 2];
   sigset_t all, child;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, NULL);
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
-  if (inside_allowed) sigaddset(&child, SIGTERM);
+  if (settings.container) sigaddset(&child, SIGTERM);
   int signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
   if (proc_fd < 0) proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (signals < 0 || proc_fd < 0) setup_fail("start the agent");
-  if (settings.first >= 0) add_peer(settings.first);
+  null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC); /* now: later it may be something else */
+  if (signals < 0 || proc_fd < 0 || null_fd < 0) setup_fail("start the agent");
+  if (settings.first >= 0) add_peer(settings.first, settings.first_pid);
   for (long alone_since = now_ms();;) {
     int n = peer_count, wait = -1;
     if (n) alone_since = 0;
@@ -154,17 +176,17 @@ static void serve(bool inside_allowed) {
     if (watched[0].revents) {
       struct signalfd_siginfo info;
       while (read(signals, &info, sizeof info) == sizeof info)
-        if (info.ssi_signo == SIGTERM) leave(GOING_SHUTDOWN);
+        if (info.ssi_signo == SIGTERM && info.ssi_pid == 0) leave(GOING_SHUTDOWN); /* the engine says so, not a command */
       reap();
     }
     for (int i = n - 1; i >= 0; i--) /* backwards: dropping moves the last one down */
       if (watched[i + 2].revents && !serve_peer(&peers[i])) drop_peer(i);
-    if (watched[1].revents) accept_peer(inside_allowed);
+    if (watched[1].revents) accept_peer();
   }
 }
 
 void agent_main(void) {
-  serve(false);
+  serve();
   _exit(0);
 }
 
@@ -173,6 +195,7 @@ void container_main(int argc, char **argv) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   const char *directory = argc > 2 ? argv[2] : "/.mcp-sandbox";
   settings.grace_ms = argc > 3 ? atoi(argv[3]) : 60000;
+  settings.container = true;
   snprintf(address.sun_path, sizeof address.sun_path, "%s/agent.sock", directory);
   mkdir(directory, 0700);
   unlink(address.sun_path);
@@ -183,6 +206,25 @@ void container_main(int argc, char **argv) {
     _exit(70);
   }
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-  serve(true);
+  umask(0);
+  serve();
+  _exit(0);
+}
+
+/* Entry point where the engine hands us one stream: a bridge of our own sits between it and the agent. */
+void stdio_main(int argc, char **argv) {
+  int ends[2];
+  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+  umask(0);
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0 || (settings.first_pid = fork()) < 0) _exit(70);
+  if (settings.first_pid == 0) {
+    close(ends[0]);
+    bridge_serve(ends[1], argc > 2 ? atoi(argv[2]) : 60);
+  }
+  close(ends[1]);
+  settings.container = true;
+  settings.first = ends[0];
+  for (int fd = 0, null = open("/dev/null", O_RDWR | O_CLOEXEC); fd < 2; fd++) dup2(null, fd);
+  serve();
   _exit(0);
 }

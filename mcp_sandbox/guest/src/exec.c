@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 
 struct job *jobs;
-int proc_fd = -1;
+int proc_fd = -1, null_fd = -1;
 
 struct spawn {
   char **argv, **envp;
@@ -106,7 +106,7 @@ void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count) 
   uint32_t argc = take_u32(c);
   s.argv = take_strings(c, argc);
   s.envp = take_strings(c, take_u32(c));
-  int master = -1, null = -1, want = (flags & EXEC_PTY) ? 0 : 2 + !!(flags & EXEC_STDIN);
+  int master = -1, slave = -1, want = (flags & EXEC_PTY) ? 0 : 2 + !!(flags & EXEC_STDIN);
   if (c->bad || argc == 0 || count != want || find_job(peer, id)) {
     send_error(peer, id, EPROTO, "exec");
     goto done;
@@ -115,13 +115,13 @@ void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count) 
     if (!strncmp(*e, "PATH=", 5)) s.path = *e + 5;
   if (flags & EXEC_PTY) {
     s.pty = true;
-    if ((master = open_terminal((uint16_t)(size >> 16), (uint16_t)size, &null)) < 0) {
+    if ((master = open_terminal((uint16_t)(size >> 16), (uint16_t)size, &slave)) < 0) {
       send_error(peer, id, errno, "pty");
       goto done;
     }
-    s.in = s.out = s.err = null;
+    s.in = s.out = s.err = slave;
   } else {
-    s.in = (flags & EXEC_STDIN) ? fds[0] : (null = open("/dev/null", O_RDONLY | O_CLOEXEC));
+    s.in = (flags & EXEC_STDIN) ? fds[0] : null_fd;
     s.out = fds[count - 2];
     s.err = fds[count - 1];
   }
@@ -139,7 +139,7 @@ void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count) 
   }
 done:
   if (master >= 0) close(master);
-  if (null >= 0) close(null);
+  if (slave >= 0) close(slave);
   free(s.argv);
   free(s.envp);
 }
@@ -191,8 +191,22 @@ struct process {
 #define PROCESSES_MAX 16384
 static struct process processes[PROCESSES_MAX];
 
+static bool read_stat(int pid, struct process *p) {
+  char path[32], line[512];
+  int group;
+  snprintf(path, sizeof path, "%d/stat", pid);
+  int fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
+  ssize_t size = fd < 0 ? -1 : read(fd, line, sizeof line - 1);
+  if (fd >= 0) close(fd);
+  if (size <= 0) return false;
+  line[size] = 0;
+  char *after = strrchr(line, ')'); /* the name itself may hold anything */
+  *p = (struct process){.pid = pid};
+  return after && sscanf(after + 1, " %c %d %d %d", &p->state, &p->parent, &group, &p->session) == 4;
+}
+
 static int scan(void) {
-  char entries[32768], path[64], line[512];
+  char entries[32768];
   int n = 0, dir = openat(proc_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (dir < 0) return 0;
   long got;
@@ -203,22 +217,8 @@ static int scan(void) {
       const char *name = entries + at + 19;
       at += length;
       if (*name < '1' || *name > '9' || n == PROCESSES_MAX) continue;
-      snprintf(path, sizeof path, "%.20s/stat", name);
-      int fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
-      if (fd < 0) continue;
-      ssize_t size = read(fd, line, sizeof line - 1);
-      close(fd);
-      if (size <= 0) continue;
-      line[size] = 0;
-      char *after = strrchr(line, ')'); /* the name itself may hold anything */
       struct process *p = &processes[n];
-      int group;
-      if (after && sscanf(after + 1, " %c %d %d %d", &p->state, &p->parent, &group, &p->session) == 4 &&
-          p->state != 'Z' && p->state != 'X') {
-        p->pid = atoi(name);
-        p->marked = false;
-        n++;
-      }
+      if (read_stat(atoi(name), p) && p->state != 'Z' && p->state != 'X') n++;
     }
   close(dir);
   return n;
@@ -239,6 +239,14 @@ static void mark_tree(int n, pid_t root) {
     }
   }
 }
+
+pid_t parent_of(pid_t pid) {
+  struct process p;
+  return read_stat(pid, &p) ? p.parent : -1;
+}
+
+/* Init and the bridges: no part of what the sandbox runs. */
+static bool is_ours(pid_t pid) { return pid == 1 || is_peer(pid); }
 
 /* Stop to a fixpoint first, so that nothing can fork away from the kill; the root goes last, because its orphans
    become ours when it is gone. */
@@ -264,7 +272,7 @@ int signal_tree(pid_t root, int number) {
 
 int live_processes(void) {
   int n = scan(), live = 0;
-  for (int i = 0; i < n; i++) live += processes[i].pid != 1;
+  for (int i = 0; i < n; i++) live += !is_ours(processes[i].pid);
   return live;
 }
 
@@ -275,7 +283,7 @@ int freeze_all(void) {
   for (int round = 0, before = -1; round < 50; round++) {
     int n = scan(), running = 0;
     for (int i = 0; i < n; i++) {
-      if (processes[i].pid == 1 || processes[i].state == 'T') continue;
+      if (is_ours(processes[i].pid) || processes[i].state == 'T') continue;
       running++;
       pid_t *grown = realloc(frozen, sizeof *frozen * (size_t)(frozen_count + 1));
       if (!grown) return -ENOMEM;

@@ -9,11 +9,28 @@
 
 #define PROC_MAGIC 0x9fa0
 #define LINKS_MAX 40
+#ifndef OPENAT2
+#define OPENAT2 SYS_openat2
+#endif
 
-int open_inside(int dir, const char *path, int flags, mode_t mode, uint64_t resolve) {
+/* Before Linux 5.6, in gVisor and under old seccomp profiles there is no openat2. Magic links are followed there; all
+   that they lead to is inside. */
+static bool has_openat2(void) {
+  static int known = -1;
+  struct open_how root = {.flags = O_PATH | O_CLOEXEC};
+  if (known < 0) {
+    int fd = (int)syscall(OPENAT2, AT_FDCWD, "/", &root, sizeof root);
+    known = fd >= 0;
+    if (fd >= 0) close(fd);
+  }
+  return known;
+}
+
+int open_inside(const char *path, int flags, mode_t mode) {
   struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .mode = (flags & O_CREAT) ? mode : 0,
-                         .resolve = RESOLVE_NO_MAGICLINKS | resolve};
-  int fd = (int)syscall(SYS_openat2, dir, path, &how, sizeof how);
+                         .resolve = RESOLVE_NO_MAGICLINKS};
+  int fd = has_openat2() ? (int)syscall(OPENAT2, AT_FDCWD, path, &how, sizeof how)
+                         : openat(AT_FDCWD, path, flags | O_CLOEXEC, mode);
   struct statfs fs;
   if (fd >= 0 && (fstatfs(fd, &fs) < 0 || fs.f_type == PROC_MAGIC)) {
     close(fd);
@@ -51,8 +68,8 @@ int open_parent(const char *path, bool make, char *base, size_t size) {
   }
   if (!*base) snprintf(base, size, ".");
   slash[slash == at] = 0;
-  int fd = open_inside(AT_FDCWD, at, O_PATH | O_DIRECTORY, 0, 0);
-  if (fd < 0 && errno == ENOENT && make && make_parents(at) == 0) fd = open_inside(AT_FDCWD, at, O_PATH | O_DIRECTORY, 0, 0);
+  int fd = open_inside(at, O_PATH | O_DIRECTORY, 0);
+  if (fd < 0 && errno == ENOENT && make && make_parents(at) == 0) fd = open_inside(at, O_PATH | O_DIRECTORY, 0);
   return fd;
 }
 
@@ -85,12 +102,12 @@ void file_open(int peer, uint32_t id, struct cursor *c) {
   }
   int how = O_NONBLOCK | O_NOCTTY;
   how |= (flags & OPEN_WRITE) ? O_WRONLY | O_CREAT | ((flags & OPEN_APPEND) ? O_APPEND : O_TRUNC) : O_RDONLY;
-  int fd = open_inside(AT_FDCWD, path, how, mode & 07777, 0);
+  int fd = open_inside(path, how, mode & 07777);
   if (fd < 0 && errno == ENOENT && (flags & OPEN_PARENTS)) {
     char base[256];
     int parent = open_parent(path, true, base, sizeof base);
     if (parent >= 0) close(parent);
-    fd = open_inside(AT_FDCWD, path, how, mode & 07777, 0);
+    fd = open_inside(path, how, mode & 07777);
   }
   struct stat s;
   int error = fd < 0 ? (errno == ENXIO ? EINVAL : errno) : regular(fd, &s);
@@ -133,6 +150,10 @@ void file_create(int peer, uint32_t id, struct cursor *c) {
   char path[PATH_MAX + 1], base[256], name[64];
   if (c->bad || strlen(asked) > PATH_MAX) {
     send_error(peer, id, c->bad ? EPROTO : ENAMETOOLONG, "create");
+    return;
+  }
+  if (*asked && asked[strlen(asked) - 1] == '/') { /* as open(2) says, and links behind it stay unfollowed */
+    send_error(peer, id, EISDIR, "create");
     return;
   }
   snprintf(path, sizeof path, "%s", asked);
@@ -202,7 +223,7 @@ void file_stat(int peer, uint32_t id, struct cursor *c) {
     send_error(peer, id, c->bad ? EPROTO : EINVAL, "stat");
     return;
   }
-  int fd = open_inside(AT_FDCWD, path, O_PATH | (follow ? 0 : O_NOFOLLOW), 0, 0);
+  int fd = open_inside(path, O_PATH | (follow ? 0 : O_NOFOLLOW), 0);
   if (fd < 0 || fstat(fd, &s) < 0) {
     send_error(peer, id, errno, "stat");
   } else {

@@ -67,6 +67,7 @@ void put_string(struct message *m, const char *s);
 /* One peer. Fragments of a message collect in `partial`. */
 struct connection {
   int fd;
+  pid_t pid;                /* of a peer in our own pid namespace; 0 is outside */
   char *partial;
   size_t length;
 };
@@ -99,10 +100,14 @@ struct settings {
   int grace_ms;             /* how long to outlive the last connection */
   int listener;             /* -1 is none */
   int first;                /* a connected peer; -1 is none */
+  pid_t first_pid;
+  bool container;           /* the engine may put bridges into our pid namespace */
 };
 extern struct settings settings;
+bool is_peer(pid_t pid);
 void agent_main(void) __attribute__((noreturn));
 void container_main(int argc, char **argv) __attribute__((noreturn));
+void stdio_main(int argc, char **argv) __attribute__((noreturn));
 
 /* exec.c */
 enum job_kind { JOB_COMMAND, JOB_WORKER };
@@ -115,12 +120,14 @@ struct job {
   struct job *next;
 };
 extern struct job *jobs;
-extern int proc_fd;
+extern int proc_fd, null_fd;
 void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count);
 /* A forked copy of the agent for slow work: true in the child, which must _exit with 0 or an errno. */
 bool start_worker(int peer, uint32_t id, const char *step);
 void reap(void);
 struct job *find_job(int peer, uint32_t id);
+/* 0 for a process that was put into our pid namespace from outside, -1 for one that is gone. */
+pid_t parent_of(pid_t pid);
 int signal_group(pid_t pid, int number);
 int signal_tree(pid_t root, int number);
 int live_processes(void);
@@ -129,7 +136,7 @@ int thaw_all(void);
 void end_jobs_of(int peer);
 
 /* files.c: each answers its request by itself */
-int open_inside(int dir, const char *path, int flags, mode_t mode, uint64_t resolve);
+int open_inside(const char *path, int flags, mode_t mode);
 int open_parent(const char *path, bool make, char *base, size_t size);
 void file_open(int peer, uint32_t id, struct cursor *c);
 void file_create(int peer, uint32_t id, struct cursor *c);
@@ -149,7 +156,8 @@ void net_listen(int peer, uint32_t id, struct cursor *c);
 void net_connect(int peer, uint32_t id, struct cursor *c);
 
 /* bridge.c */
-void bridge_main(const char *socket_path, int timeout_s) __attribute__((noreturn));
+void bridge_main(const char *directory, int timeout_s) __attribute__((noreturn));
+void bridge_serve(int agent, int timeout_s) __attribute__((noreturn));
 
 /* layers.c: work on trees from outside */
 int layer_copy(const char *source, const char *target);

@@ -23,14 +23,23 @@ static int finish(int error, const char *what) {
   return error ? 1 : 0;
 }
 
+/* Nothing we open may take the place of a standard stream. */
+static void fill_standard_streams(void) {
+  int fd;
+  while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd < 3) {}
+  if (fd > 2) close(fd);
+}
+
 int main(int argc, char **argv) {
   const char *role = argc > 1 ? argv[1] : "";
+  fill_standard_streams();
   if (!strcmp(role, "zygote")) {
     syscall(SYS_close_range, 4u, ~0u, 0u);
     fcntl(3, F_SETFD, FD_CLOEXEC);
     zygote_main();
   }
   if (!strcmp(role, "init")) container_main(argc, argv);
+  if (!strcmp(role, "stdio")) stdio_main(argc, argv);
   if (!strcmp(role, "bridge")) bridge_main(argc > 2 ? argv[2] : "/.mcp-sandbox", argc > 3 ? atoi(argv[3]) : 60);
   if (!strcmp(role, "copy") && argc == 4) {
     own_namespace();
@@ -41,7 +50,7 @@ int main(int argc, char **argv) {
     return finish(layer_remove(argv[2]), "remove");
   }
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
-  dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS]] | bridge [DIRECTORY [TIMEOUT_S]] | copy FROM TO | "
-             "remove TREE | skeleton FROM TO\n");
+  dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS]] | bridge [DIRECTORY [TIMEOUT_S]] | "
+             "stdio [TIMEOUT_S] | copy FROM TO | remove TREE | skeleton FROM TO\n");
   return 2;
 }

@@ -3,11 +3,8 @@
 #include "guest.h"
 
 #include <dirent.h>
-#include <linux/openat2.h>
-#include <sys/sysmacros.h>
 
 #define DEPTH_MAX 1024
-#define BENEATH (RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS)
 
 struct record {
   uint8_t kind, flags;
@@ -60,17 +57,17 @@ static void emit(struct packer *p, const void *data, size_t length) {
   p->used += length;
 }
 
+static void emit_error(struct packer *p, const char *path, int error) {
+  struct record r = {.kind = 'e', .path_length = (uint16_t)strlen(path), .mode = (uint32_t)error};
+  emit(p, &r, sizeof r);
+  emit(p, path, r.path_length);
+}
+
 static void emit_record(struct packer *p, uint8_t kind, const struct stat *s, const char *path, const char *link) {
-  struct record r = {.kind = kind, .path_length = (uint16_t)strlen(path), .link_length = (uint16_t)strlen(link)};
-  if (s) {
-    r.mode = s->st_mode;
-    r.uid = s->st_uid;
-    r.gid = s->st_gid;
-    r.links = (uint32_t)s->st_nlink;
-    r.size = (uint64_t)s->st_size;
-    r.seconds = s->st_mtim.tv_sec;
-    r.nanoseconds = (uint32_t)s->st_mtim.tv_nsec;
-  }
+  struct record r = {.kind = kind, .path_length = (uint16_t)strlen(path), .link_length = (uint16_t)strlen(link),
+                     .mode = s->st_mode, .uid = s->st_uid, .gid = s->st_gid, .links = (uint32_t)s->st_nlink,
+                     .size = (uint64_t)s->st_size, .seconds = s->st_mtim.tv_sec,
+                     .nanoseconds = (uint32_t)s->st_mtim.tv_nsec};
   emit(p, &r, sizeof r);
   emit(p, path, r.path_length);
   emit(p, link, r.link_length);
@@ -129,10 +126,11 @@ static void pack_entry(struct packer *p, int dir, const char *name, char *path, 
     emit_record(p, 'd', &s, path, "");
     bool pruned = false;
     for (char **n = p->prune; *n; n++) pruned |= !strcmp(*n, name);
-    int fd = pruned || depth >= p->depth || depth >= DEPTH_MAX
+    bool deep = depth >= DEPTH_MAX;
+    int fd = pruned || deep || depth >= p->depth
                  ? -1 : openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0) pack_directory(p, fd, path, length, depth + 1);
-    else if (!p->meta && !pruned) emit_record(p, 'e', NULL, path, strerror(errno));
+    else if (!p->meta && !pruned) emit_error(p, path, deep ? ENAMETOOLONG : errno);
     if (!p->meta) emit_record(p, 'D', &s, path, "");
   } else if (S_ISLNK(s.st_mode)) {
     ssize_t n = readlinkat(dir, name, link, sizeof link - 1);
@@ -145,7 +143,8 @@ static void pack_entry(struct packer *p, int dir, const char *name, char *path, 
     else {
       int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
       struct stat now;
-      if (fd < 0 || fstat(fd, &now) < 0 || !S_ISREG(now.st_mode)) emit_record(p, 'e', NULL, path, strerror(errno));
+      if (fd < 0 || fstat(fd, &now) < 0) emit_error(p, path, errno);
+      else if (!S_ISREG(now.st_mode)) emit_error(p, path, ESTALE);
       else {
         emit_record(p, 'f', &now, path, "");
         emit_content(p, fd, now.st_size);
@@ -164,7 +163,7 @@ static void pack_directory(struct packer *p, int dir, char *path, size_t length,
     if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
     size_t n = strlen(e->d_name);
     if (length + n + 2 > UINT16_MAX) {
-      emit_record(p, 'e', NULL, path, strerror(ENAMETOOLONG));
+      emit_error(p, path, ENAMETOOLONG);
       continue;
     }
     char *end = path + length;
@@ -186,7 +185,8 @@ void tree_pack(int peer, uint32_t id, struct cursor *c, int out) {
   p.meta = flags & PACK_META;
   struct stat s;
   int fd = -1, error = c->bad ? EPROTO : 0;
-  if (!error && ((fd = open_inside(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0)) < 0 || fstat(fd, &s) < 0))
+  if (!error && *path != '/') error = EINVAL;
+  if (!error && ((fd = open_inside(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0)) < 0 || fstat(fd, &s) < 0))
     error = errno == ENXIO ? EINVAL : errno;
   if (!error && !S_ISDIR(s.st_mode)) error = p.meta ? ENOTDIR : S_ISREG(s.st_mode) ? 0 : EINVAL;
   if (error) {
@@ -220,36 +220,28 @@ static void take(int in, void *data, size_t length) {
   }
 }
 
+/* Open the directory before the last component of `path`, which is taken apart. One step at a time, so that no link
+   leads out; an archive need not list the directories it implies. */
 static int parent_beneath(int root, char *path, const char **base) {
-  char *slash = strrchr(path, '/');
-  *base = slash ? slash + 1 : path;
-  if (!**base || !strcmp(*base, ".") || !strcmp(*base, "..")) {
-    errno = EINVAL;
-    return -1;
+  int dir = fcntl(root, F_DUPFD_CLOEXEC, 3);
+  for (char *name = path; dir >= 0;) {
+    char *slash = strchr(name, '/');
+    *base = name;
+    if (slash) *slash = 0;
+    if (!*name || !strcmp(name, ".") || !strcmp(name, "..")) break;
+    if (!slash) return dir;
+    int next = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (next < 0 && errno == ENOENT && mkdirat(dir, name, 0755) == 0)
+      next = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int error = errno;
+    close(dir);
+    errno = error;
+    if ((dir = next) < 0) return -1;
+    name = slash + 1;
   }
-  if (!slash) return dup(root);
-  *slash = 0;
-  int fd = open_inside(root, path, O_PATH | O_DIRECTORY, 0, BENEATH);
-  if (fd < 0 && errno == ENOENT) { /* an archive need not list the directories it implies */
-    for (char *at = path; at;) {
-      char *next = strchr(at, '/');
-      if (next) *next = 0;
-      char keep[UINT16_MAX + 1];
-      snprintf(keep, sizeof keep, "%s", path);
-      const char *last;
-      int above = parent_beneath(root, keep, &last);
-      if (above < 0 || (mkdirat(above, last, 0755) < 0 && errno != EEXIST)) {
-        if (above >= 0) close(above);
-        return -1;
-      }
-      close(above);
-      if (next) *next = '/';
-      at = next ? next + 1 : NULL;
-    }
-    fd = open_inside(root, path, O_PATH | O_DIRECTORY, 0, BENEATH);
-  }
-  *slash = '/';
-  return fd;
+  if (dir >= 0) close(dir);
+  errno = EINVAL;
+  return -1;
 }
 
 static void take_content(int in, int fd, uint64_t size) {
@@ -272,12 +264,12 @@ static void take_content(int in, int fd, uint64_t size) {
   if (ftruncate(fd, (off_t)size) < 0) _exit(errno);
 }
 
-static void set_attributes(int dir, const char *name, const struct record *r) {
+/* Through the open file where there is one: a name may have become a link meanwhile, and chmod follows links. */
+static void set_attributes(int dir, const char *name, int fd, const struct record *r) {
   struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {r->seconds, r->nanoseconds}};
-  bool link = r->kind == 'l';
   (void)!fchownat(dir, name, r->uid, r->gid, AT_SYMLINK_NOFOLLOW); /* EINVAL where only one id exists */
-  if (!link && fchmodat(dir, name, r->mode & 07777, 0) < 0) _exit(errno);
-  if (utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW) < 0) _exit(errno);
+  if (fd >= 0 && fchmod(fd, r->mode & 07777) < 0) _exit(errno);
+  if (fd >= 0 ? futimens(fd, times) < 0 : utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW) < 0) _exit(errno);
 }
 
 static void unpack_one(int in, int root, const struct record *r, char *path, char *link) {
@@ -291,7 +283,10 @@ static void unpack_one(int in, int root, const struct record *r, char *path, cha
     if (there && !S_ISDIR(s.st_mode) && unlinkat(dir, base, 0) < 0) _exit(errno);
     if (!(there && S_ISDIR(s.st_mode)) && mkdirat(dir, base, 0700) < 0) _exit(errno);
   } else if (r->kind == 'D') {
-    set_attributes(dir, base, r);
+    int fd = openat(dir, base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0) set_attributes(dir, base, fd, r);
+    else if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) _exit(errno); /* a later member took its place */
+    if (fd >= 0) close(fd);
   } else {
     int error = there ? remove_tree(dir, base) : 0;
     if (error) _exit(error);
@@ -299,28 +294,26 @@ static void unpack_one(int in, int root, const struct record *r, char *path, cha
       int fd = openat(dir, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
       if (fd < 0) _exit(errno);
       take_content(in, fd, r->size);
+      set_attributes(dir, base, fd, r);
       close(fd);
     } else if (r->kind == 'l') {
       if (symlinkat(link, dir, base) < 0) _exit(errno);
+      set_attributes(dir, base, -1, r);
     } else if (r->kind == 'p') {
-      if (mkfifoat(dir, base, 0600) < 0) _exit(errno);
-    } else if (r->kind == 'h') {
+      if (mkfifoat(dir, base, r->mode & 0777) < 0) _exit(errno);
+      set_attributes(dir, base, -1, r);
+    } else {
       int from = parent_beneath(root, link, &target);
       if (from < 0 || linkat(from, target, dir, base, 0) < 0) _exit(errno);
       close(from);
-      close(dir);
-      return;
-    } else {
-      _exit(EPROTO);
     }
-    set_attributes(dir, base, r);
   }
   close(dir);
 }
 
 void tree_unpack(int peer, uint32_t id, struct cursor *c, int in) {
   const char *path = take_string(c);
-  int root = c->bad ? -1 : open_inside(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0, 0);
+  int root = c->bad ? -1 : open_inside(path, O_RDONLY | O_DIRECTORY, 0);
   if (root < 0) {
     send_error(peer, id, c->bad ? EPROTO : errno, "unpack");
   } else if (start_worker(peer, id, "unpack")) {
@@ -333,7 +326,7 @@ void tree_unpack(int peer, uint32_t id, struct cursor *c, int in) {
       take(in, link, r.link_length);
       name[r.path_length] = link[r.link_length] = 0;
       if (r.kind == 'z') break;
-      if (!strchr("dDflhp", r.kind) || memchr(name, 0, r.path_length) || memchr(link, 0, r.link_length)) _exit(EPROTO);
+      if (!r.kind || !strchr("dDflhp", r.kind) || memchr(name, 0, r.path_length) || memchr(link, 0, r.link_length)) _exit(EPROTO);
       unpack_one(in, root, &r, name, link);
     }
     _exit(0);
