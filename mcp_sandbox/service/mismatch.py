@@ -147,16 +147,16 @@ def _closest(lines: Sequence[str], wanted: Sequence[str], *, whole: bool) -> tup
             fix,
         )
     for offset, want in enumerate(wanted):
-        line = lines[start + offset] if 0 <= start + offset < len(lines) else None
+        line = lines[start + offset] if start + offset < len(lines) else None
         if line is None:
             return f"old_string is not in {scope}; most of it is at line {start + 1}, where the file ends sooner", fix
         if line.strip() != want.strip():
             return (
-                f"old_string is not in {scope}; most of it is at line {max(start, 0) + 1}, but line "
+                f"old_string is not in {scope}; most of it is at line {start + 1}, but line "
                 f"{start + offset + 1} is {_quote(line, want)} where old_string has {_quote(want, line)}",
                 fix,
             )
-    return f"old_string is not in {scope}; it differs in blanks at line {max(start, 0) + 1}", fix
+    return f"old_string is not in {scope}; it differs in blanks at line {start + 1}", fix
 
 
 def _most_equal(lines: Sequence[str], wanted: Sequence[str]) -> int | None:
@@ -169,10 +169,9 @@ def _most_equal(lines: Sequence[str], wanted: Sequence[str]) -> int | None:
     for index, line in enumerate(lines):
         for offset in offsets.get(line.strip(), ())[:8]:
             scores[index - offset] = scores.get(index - offset, 0) + 1
-    best = max(scores, key=lambda start: (scores[start], -abs(start)), default=None)
-    if best is None or (scores[best] == 1 and len(wanted) > 4):
-        return None
-    return best if best >= 0 else None
+    inside = [start for start in scores if start >= 0]
+    best = max(inside, key=lambda start: (scores[start], -start), default=None)
+    return None if best is None or (scores[best] == 1 and len(wanted) > 4) else best
 
 
 def _most_like(lines: Sequence[str], wanted: str) -> int | None:

@@ -55,14 +55,14 @@ async def _search_files(call: Call) -> Answer:
     given = call.arguments
     query = SearchQuery(
         pattern=given["pattern"],
-        path=given["path"],
+        path=given["path"] or WORKSPACE,
         glob=given.get("glob", ""),
         mode=OutputMode(given["output_mode"]),
         before=given.get("before", given["context"]),
         after=given.get("after", given["context"]),
         case_insensitive=given["case_insensitive"],
         multiline=given["multiline"],
-        head_limit=given.get("head_limit"),
+        head_limit=given.get("head_limit") or None,
     )
     return _answer(await call.services.search.search(given.get("sandbox"), query))
 

@@ -3,7 +3,7 @@
 import codecs
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sandbox.core.errors import InvalidRequestError
@@ -195,6 +195,7 @@ def test_a_mismatch_in_a_big_file_is_explained_in_bounded_text() -> None:
 TEXT = st.text(alphabet="ab\r\n é€\t", max_size=30)
 
 
+@settings(deadline=None)
 @given(before=st.binary(max_size=40), after=st.binary(max_size=40), new=TEXT)
 def test_no_byte_outside_the_match_changes(before: bytes, after: bytes, new: str) -> None:
     marker = "<<old>>"
@@ -210,6 +211,7 @@ def test_no_byte_outside_the_match_changes(before: bytes, after: bytes, new: str
     assert result.endswith(after)
 
 
+@settings(deadline=None)
 @given(lines=st.lists(st.sampled_from(["a", "b", "", " c"]), min_size=2, max_size=12), new=st.text("xy\n", max_size=8))
 def test_a_file_with_one_kind_of_line_end_keeps_it(lines: list[str], new: str) -> None:
     old = "\n".join([lines[0], "mark", lines[1]])
@@ -222,6 +224,7 @@ def test_a_file_with_one_kind_of_line_end_keeps_it(lines: list[str], new: str) -
         assert edited(data, old, new) == expected.replace("\n", end).encode()
 
 
+@settings(deadline=None)
 @given(data=st.text("ab\n\r", max_size=40), old=st.text("ab\n", min_size=1, max_size=3), new=st.text("z\n", max_size=3))
 def test_replace_all_agrees_with_plain_replacement_on_normalised_text(data: str, old: str, new: str) -> None:
     plain = data.replace("\r", "")
@@ -233,6 +236,7 @@ def test_replace_all_agrees_with_plain_replacement_on_normalised_text(data: str,
         assert edited(plain.encode(), old, new, replace_all=True) == plain.replace(old, new).encode()
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=60), old=st.text(min_size=1, max_size=3), new=st.text(max_size=3))
 def test_any_bytes_are_edited_or_refused_with_a_reason(data: bytes, old: str, new: str) -> None:
     try:

@@ -329,7 +329,7 @@ async def test_ft04_hostile_names_are_shown_in_one_line_each(world: World) -> No
 
 async def test_ft01_what_is_no_file_is_refused_at_once(machine: World) -> None:
     await machine.run("mkfifo f; ln -s /dev/zero z; ln -s nowhere dangling; ln -s loop loop")
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         for path, reason in (
             ("f", "it is a FIFO (named pipe), not a regular file"),
             ("z", "it is a device, not a regular file"),
@@ -349,7 +349,7 @@ async def test_ft01_what_is_no_file_is_refused_at_once(machine: World) -> None:
 
 
 async def test_ft02_files_of_proc_are_refused_or_read_at_once(machine: World) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         for name in ("kmsg", "self/mem", "kcore", "self/environ", "meminfo"):
             message = await machine.refused(lambda name=name: machine.view(f"/proc/{name}"))
             assert f"Cannot read /proc/{name}: " in message

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sandbox.core.errors import InvalidRequestError
@@ -43,6 +43,7 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
         compile_pattern(SearchQuery(pattern=pattern, path="/"))
 
 
+@settings(deadline=None)
 @given(pattern=st.text(alphabet=r"ab\[](){}*+?|^$.-:&~,1ex", max_size=12))
 def test_any_pattern_is_compiled_or_refused(pattern: str) -> None:
     query = SearchQuery(pattern=pattern, path="/f")
@@ -56,6 +57,7 @@ def test_any_pattern_is_compiled_or_refused(pattern: str) -> None:
     matcher.end()
 
 
+@settings(deadline=None)
 @given(
     lines=st.lists(st.sampled_from(["a", "b", "", "ab", "b\r"]), max_size=12),
     pattern=st.sampled_from(["a", "b$", "^$", "ab?", "[^a]", "[^b]*b$", r"\ba\b", r"\s", "(?<!a)b", r"\Aab", "^.b|zz"]),

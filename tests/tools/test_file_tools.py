@@ -92,7 +92,7 @@ async def test_values_are_taken_as_models_send_them(client: Client) -> None:
     assert edit.text.startswith("edited 2 places")
     found = await client.call("search_files", pattern="3", context="1", output_mode="content", head_limit=None)
     assert found.text.split("\n")[2:] == ["2-", "3:3", "4-"]
-    found = await client.call("search_files", pattern="3", context=1, before=0)
+    found = await client.call("search_files", pattern="3", context=1, before=0, path="", head_limit=0)
     assert found.text.split("\n")[2:] == ["3:3", "4-"]
 
 
