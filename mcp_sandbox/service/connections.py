@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -39,6 +40,14 @@ class LiveSandbox:
     """The registry's directory of this sandbox, on the host."""
     notices: tuple[str, ...] = ()
     """What must be told once, in the answer to the call that opened it."""
+
+
+class _Found(NamedTuple):
+    """An engine's sandbox and the record it belongs to."""
+
+    sandbox: Sandbox
+    record: SandboxRecord
+    stamp: Stamp = Stamp(0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +91,12 @@ class Connections:
             return None
         return self._handed_out(connection)
 
-    async def connect(self, record: SandboxRecord) -> LiveSandbox | None:
+    async def connect(self, record: SandboxRecord, *, is_new: bool = False) -> LiveSandbox | None:
         """Return a connection, made if there is none yet; `None` if the sandbox is gone, which forgets it.
+
+        Args:
+            record: As found in the registry.
+            is_new: Whether it was entered just now, by this server.
 
         Raises:
             ProviderUnavailableError, UnsupportedError, ProviderError: It could not be created or reached.
@@ -94,8 +107,8 @@ class Connections:
             connection = self._connections.get(record.id)
             if connection is None:
                 provider = await self._providers.get(record.provider)
-                sandbox = await self._sandbox(provider, record)
-                connection = self._entered(record, provider, sandbox) if sandbox is not None else None
+                found = await self._found(provider, record, is_new=is_new)
+                connection = self._entered(provider, found) if found is not None else None
             connection = await self._refreshed(record.id, connection)
             return self._handed_out(connection) if connection is not None else None
 
@@ -144,7 +157,9 @@ class Connections:
         connection.notices.clear()
         return replace(connection.live, notices=notices)
 
-    def _entered(self, record: SandboxRecord, provider: Provider, sandbox: Sandbox) -> _Connection:
+    def _entered(self, provider: Provider, found: _Found) -> _Connection:
+        record = found.record
+
         async def revive() -> Sandbox:
             again = await provider.attach(record.id)
             self.tell(
@@ -158,57 +173,61 @@ class Connections:
 
         live = LiveSandbox(
             record=record,
-            sandbox=WatchedSandbox(sandbox, revive, gone),
+            sandbox=WatchedSandbox(found.sandbox, revive, gone),
             directory=self._registry.directory(record.id),
         )
-        connection = self._connections[record.id] = _Connection(live, Stamp(0, 0))
+        connection = self._connections[record.id] = _Connection(live, found.stamp)
         return connection
 
     async def _refreshed(self, sandbox_id: SandboxId, connection: _Connection | None) -> _Connection | None:
         """Bring the record of a connection up to date; `None` if it is gone."""
-        stamp = self._registry.stamp(sandbox_id)
-        if connection is None or stamp is None:
+        if connection is not None and self._registry.stamp(sandbox_id) == connection.stamp:
+            return connection
+        try:
+            seen = await to_thread.run_sync(self._registry.look, sandbox_id)
+        except NotFoundError:
+            seen = None
+        if connection is None or seen is None:
             await self.close(sandbox_id)
             self._locks.pop(sandbox_id, None)
             return None
-        if stamp != connection.stamp:
-            record = await to_thread.run_sync(self._registry.get, sandbox_id)
-            connection.live = replace(connection.live, record=record)
-            connection.stamp = stamp
+        connection.live = replace(connection.live, record=seen.record)
+        connection.stamp = seen.stamp
         return connection
 
-    async def _sandbox(self, provider: Provider, record: SandboxRecord) -> Sandbox | None:
-        if not await to_thread.run_sync(self._registry.is_creating, record.id):
+    async def _found(self, provider: Provider, record: SandboxRecord, *, is_new: bool) -> _Found | None:
+        if not is_new and not await to_thread.run_sync(self._registry.is_creating, record.id):
             with suppress(NotFoundError):
-                return await provider.attach(record.id)
+                return _Found(await provider.attach(record.id), record)
         # Somebody may be creating it, or have been killed while doing so; the lock tells them apart.
         try:
             async with _held(self._registry, record.id, _CREATE_WAIT_S):
-                return await self._created(provider, record)
+                return await self._attached_or_created(provider, record)
         except NotFoundError:
             if self._registry.stamp(record.id) is None:
                 return None
             raise
 
-    async def _created(self, provider: Provider, record: SandboxRecord) -> Sandbox | None:
+    async def _attached_or_created(self, provider: Provider, record: SandboxRecord) -> _Found | None:
         if self._registry.stamp(record.id) is None:
             return None
         if not await to_thread.run_sync(self._registry.is_creating, record.id):
             try:
-                return await provider.attach(record.id)
+                return _Found(await provider.attach(record.id), record)
             except NotFoundError:
                 _LOG.warning("sandbox %s: the engine does not have it any more", record.id)
                 await to_thread.run_sync(self._registry.remove, record.id)
                 return None
         try:
-            sandbox = await self._create(provider, record)
+            sandbox = await self._created(provider, record)
         except Exception:
             await to_thread.run_sync(self._registry.remove, record.id)
             raise
-        await to_thread.run_sync(self._registry.mark_created, record.id)
-        return sandbox
+        seen = await to_thread.run_sync(self._registry.mark_created, record.id)
+        return _Found(sandbox, seen.record, seen.stamp)
 
-    async def _create(self, provider: Provider, record: SandboxRecord) -> Sandbox:
+    async def _created(self, provider: Provider, record: SandboxRecord) -> Sandbox:
+        """Create it in the engine while its record becomes durable: either takes a millisecond or more."""
         failures: list[Exception] = []
         made: list[Sandbox] = []
 
@@ -218,12 +237,25 @@ class Connections:
             except Exception as error:  # noqa: BLE001 (raised below, outside of the task group)
                 failures.append(error)
 
-        # The record becomes durable while the engine works: either takes a millisecond or more.
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(create)
-            await to_thread.run_sync(self._registry.settle, record.id)
-        if failures:
-            raise failures[0]
+        async def settle() -> None:
+            try:
+                await to_thread.run_sync(self._registry.settle, record.id)
+            except OSError as error:
+                failures.append(error)
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(create)
+                tasks.start_soon(settle)
+            if failures:
+                raise failures[0]
+        except BaseException:
+            for sandbox in made:
+                await _closed(sandbox)
+            if made and failures:  # it would be an orphan; after a cancellation the next use takes it up
+                with anyio.move_on_after(_CREATE_WAIT_S, shield=True):
+                    await provider.destroy(record.id)
+            raise
         return made[0]
 
     async def _made(self, provider: Provider, record: SandboxRecord) -> Sandbox:

@@ -150,7 +150,7 @@ class SandboxService:
             try:
                 async with limiter:
                     await to_thread.run_sync(self._registry.add, record)
-                    made[record.id] = await self._connected(record)
+                    made[record.id] = await self._connected(record, is_new=True)
             except Exception as error:  # noqa: BLE001 (raised below, outside of the task group)
                 failures.append(error)
                 stop()
@@ -229,8 +229,8 @@ class SandboxService:
         record = await to_thread.run_sync(self._find, handle)
         return self._connections.cached(record.id) or await self._connected(record)
 
-    async def _connected(self, record: SandboxRecord) -> LiveSandbox:
-        live = await self._connections.connect(record)
+    async def _connected(self, record: SandboxRecord, *, is_new: bool = False) -> LiveSandbox:
+        live = await self._connections.connect(record, is_new=is_new)
         if live is None:
             raise NotFoundError(
                 f"Sandbox {record.name or record.id!r} is gone",
@@ -246,7 +246,7 @@ class SandboxService:
             gone = self._default
             for _ in range(_ATTEMPTS):
                 found = await to_thread.run_sync(self._registry.default_for, self.owner, self._new_default)
-                live = await self._connections.connect(found.record)
+                live = await self._connections.connect(found.record, is_new=found.is_new)
                 if live is not None:
                     return self._announced(live, gone)
                 gone = found.record.id

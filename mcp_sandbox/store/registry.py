@@ -22,7 +22,7 @@ from mcp_sandbox.store.encoding import decode, encode
 from mcp_sandbox.store.identity import ID_PATTERN, ID_PREFIX
 from mcp_sandbox.store.record import Owner, SandboxRecord, timestamp
 
-__all__ = ["DefaultRecord", "Registry", "Stamp"]
+__all__ = ["DefaultRecord", "Registry", "Seen", "Stamp"]
 
 _LOG = logging.getLogger(__name__)
 _RECORD, _LOCK, _CREATING, _USED = "record.json", "lock", "creating", "used"
@@ -40,6 +40,13 @@ class Stamp(NamedTuple):
 
     inode: int
     modified_ns: int
+
+
+class Seen(NamedTuple):
+    """A record as it was read."""
+
+    stamp: Stamp
+    record: SandboxRecord
 
 
 class Registry:
@@ -97,9 +104,20 @@ class Registry:
         """Whether the engine was never seen to have this sandbox."""
         return (self._directory / sandbox_id / _CREATING).exists()
 
-    def mark_created(self, sandbox_id: SandboxId) -> None:
-        """Note that the engine has it."""
+    def mark_created(self, sandbox_id: SandboxId) -> Seen:
+        """Note that the engine has it, and return the record as `look` does."""
         (self._directory / sandbox_id / _CREATING).unlink(missing_ok=True)
+        return self.look(sandbox_id)
+
+    def look(self, sandbox_id: SandboxId) -> Seen:
+        """Return a record and the stamp that tells later whether it is still the same.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        stamp = self.stamp(sandbox_id)
+        record = self.get(sandbox_id)
+        return Seen(stamp or Stamp(0, 0), record)
 
     def get(self, sandbox_id: SandboxId) -> SandboxRecord:
         """Return one record.

@@ -41,6 +41,7 @@ class World:
     state: StateDirectories
     provider: str = "memory"
     wrap: Callable[[Provider], Provider] = _unwrapped
+    registry_class: type[Registry] = Registry
     opened: list[str] = field(default_factory=list[str])
     """Names of the providers in the order in which they were constructed."""
 
@@ -52,7 +53,7 @@ class World:
     @property
     def registry(self) -> Registry:
         """The registry as a newcomer sees it."""
-        return Registry(self.state.registry)
+        return self.registry_class(self.state.registry)
 
     @property
     def store(self) -> SnapshotStore:

@@ -1,5 +1,6 @@
 """Creating sandboxes, and what is left when a provider fails or a caller goes away."""
 
+import errno
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mcp_sandbox.core.errors import (
 )
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.wrappers.base import DelegatingProvider
 
 __all__: list[str] = []
@@ -157,6 +159,21 @@ async def test_a_sandbox_that_cannot_be_created_leaves_no_record(world: World, f
             assert await world.records() == ()
         fragile.creates = True
         await server.sandboxes.open()
+
+
+async def test_a_sandbox_whose_record_cannot_be_kept_is_not_left_in_the_engine(world: World) -> None:
+    class Full(Registry):
+        def settle(self, sandbox_id: SandboxId) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    world.registry_class = Full
+    async with world.server() as server:
+        for attempt in (server.sandboxes.open, server.sandboxes.create):
+            with pytest.raises(OSError, match="No space"):
+                await attempt()
+        assert await world.records() == ()
+        async with world.engine() as provider:
+            assert list(await provider.list()) == []
 
 
 async def test_a_cancelled_first_use_is_taken_up_by_the_next(world: World, fragile: type[_Fragile]) -> None:
