@@ -58,7 +58,10 @@ class Launcher:
             f"/proc/self/fd/{self._program}",
             ["guest", "zygote"],
             {},
-            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
+                *((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)),  # ours stay ours
+            ],
             setsid=True,
             setsigmask=(),
             setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
@@ -93,6 +96,7 @@ class Launcher:
             cwd=self._store,
             env={},
             pass_fds=(self._program,),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
         )

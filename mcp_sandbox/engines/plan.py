@@ -41,7 +41,7 @@ _DEV_LINKS: Final = {
     "stderr": "/proc/self/fd/2",
 }
 _MASKED: Final = (
-    "kcore keys key-users timer_list sysrq-trigger partitions diskstats cmdline kallsyms kmsg sched_debug config.gz"
+    "kcore keys key-users timer_list sysrq-trigger partitions diskstats cmdline kallsyms sched_debug config.gz"
 ).split()
 _READ_ONLY: Final = ("sys", "irq", "bus", "fs", "tty", "acpi", "scsi", "driver")
 _CORE_FILES: Final = 0

@@ -22,7 +22,8 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "ioperm": (173, None), "iopl": (172, None), "kcmp": (312, 272), "kexec_file_load": (320, 294),
     "kexec_load": (246, 104), "keyctl": (250, 219), "lchown": (94, None), "listmount": (458, 458),
     "lookup_dcookie": (212, 18), "lsm_get_self_attr": (459, 459), "lsm_set_self_attr": (460, 460),
-    "map_shadow_stack": (453, 453), "mbind": (237, 235), "migrate_pages": (256, 238), "mknod": (133, None),
+    "map_shadow_stack": (453, 453), "mbind": (237, 235), "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238), "mknod": (133, None), "modify_ldt": (154, None),
     "mknodat": (259, 33), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
     "move_pages": (279, 239), "name_to_handle_at": (303, 264), "nfsservctl": (180, 42),
     "open_by_handle_at": (304, 265), "open_tree": (428, 428), "open_tree_attr": (467, 467),
@@ -41,8 +42,8 @@ NEWEST: Final = 469
 _DENIED: Final = (
     "_sysctl acct add_key adjtimex bpf clock_adjtime clock_settime create_module delete_module fanotify_init "
     "finit_module fsconfig fsmount fsopen fspick get_kernel_syms get_mempolicy init_module ioperm iopl kcmp "
-    "kexec_file_load kexec_load keyctl listmount lookup_dcookie lsm_get_self_attr lsm_set_self_attr mbind "
-    "migrate_pages mount mount_setattr move_mount move_pages name_to_handle_at nfsservctl open_by_handle_at "
+    "kexec_file_load kexec_load keyctl listmount lookup_dcookie lsm_get_self_attr lsm_set_self_attr mbind memfd_secret "
+    "migrate_pages modify_ldt mount mount_setattr move_mount move_pages name_to_handle_at nfsservctl open_by_handle_at "
     "open_tree open_tree_attr perf_event_open pivot_root process_madvise process_vm_readv process_vm_writev "
     "quotactl quotactl_fd reboot request_key set_mempolicy setns settimeofday statmount swapoff swapon sysfs "
     "syslog umount2 uselib userfaultfd ustat vhangup"
