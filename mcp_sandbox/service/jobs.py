@@ -32,6 +32,7 @@ _KEPT = 64
 _FEED_S = 10.0
 _QUIET_S = 0.15
 _KILL_S = 2.0
+_FLUSH_S = 2.0
 _POLL_S = 0.25
 
 _Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
@@ -188,6 +189,8 @@ class JobService:
             while not await command.follow(3600.0):
                 pass
             held = await command.finish_output()
+            with anyio.move_on_after(_FLUSH_S):  # whoever hears of the end may read the file at once
+                await command.output.flush()
             await self._note_end(job)
             if held:
                 await command.drain()

@@ -4,16 +4,19 @@ Imports only the standard library and anyio, so that a process can claim its wir
 print. POSIX only.
 """
 
-import fcntl
 import os
 import select
 import stat
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
 import anyio
 from anyio import to_thread
+
+if sys.platform != "win32":  # there, `serve_stdio` uses the SDK's transport
+    import fcntl
 
 __all__ = ["TOO_LONG", "LineReader", "LineWriter", "TooLong", "Wire", "claim_wire", "reader_gone"]
 
