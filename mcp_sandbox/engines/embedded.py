@@ -31,6 +31,7 @@ from mcp_sandbox.hostfs.atomic import alocked, write_atomically
 __all__ = ["EmbeddedEngine"]
 
 DEATH_S: Final = 10.0
+BACKLOG_S: Final = 10.0
 IDMAPPED_USR: Final = "usr"
 """Where the zygote shows the host's /usr with the sandbox's ids; a name in the store's `idmapped/`."""
 
@@ -112,16 +113,19 @@ class EmbeddedEngine:
     async def connect(self, sandbox: SandboxId) -> LocalCarrier | None:
         """Return a connection to a sandbox's running init, or `None` if none runs."""
         directory = self.store.directory(sandbox)
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                peer.connect(f"/proc/self/fd/{descriptor}/agent.sock")  # the real path may be too long for sockaddr_un
+                await _connect(peer, f"/proc/self/fd/{descriptor}/agent.sock")  # the real path may be too long
             finally:
                 os.close(descriptor)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             peer.close()
             return None
+        except BaseException:
+            peer.close()
+            raise
         try:
             return await self._greet(LocalCarrier(peer))
         except SandboxGoneError:
@@ -280,6 +284,18 @@ def _listen(directory: Path) -> socket.socket:
     finally:
         os.close(descriptor)
     return listener
+
+
+async def _connect(peer: socket.socket, path: str) -> None:
+    """Connect without waiting in the kernel, which a full backlog would make it do."""
+    with anyio.fail_after(BACKLOG_S):
+        while True:
+            try:
+                peer.connect(path)
+            except BlockingIOError:
+                await anyio.sleep(0.005)
+            else:
+                return
 
 
 def _project_mount(state: EngineState) -> str:

@@ -9,6 +9,7 @@
 
 #define PROC_MAGIC 0x9fa0
 #define LINKS_MAX 40
+#define HELD_MAX 100
 #ifndef OPENAT2
 #define OPENAT2 SYS_openat2
 #endif
@@ -236,11 +237,18 @@ void file_stat(int peer, uint32_t id, struct cursor *c) {
   if (fd >= 0) close(fd);
 }
 
-int remove_tree(int dir, const char *name) {
+/* Directories are open from `top` down to the one that is emptied; what lies deeper than HELD_MAX moves up first. */
+static int remove_below(int dir, const char *name, int top, int depth, unsigned *moved) {
+  char aside[32];
   if (unlinkat(dir, name, 0) == 0) return 0;
   if (errno != EISDIR && errno != EPERM) return errno;
   if (unlinkat(dir, name, AT_REMOVEDIR) == 0) return 0;
   if (errno != ENOTEMPTY && errno != EEXIST) return errno;
+  snprintf(aside, sizeof aside, ".removed-%d-%u", getpid(), *moved);
+  if (depth > HELD_MAX && renameat(dir, name, top, aside) == 0) {
+    ++*moved;
+    return 0;
+  }
   int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0 && errno == EACCES && fchmodat(dir, name, 0700, 0) == 0)
     fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -252,18 +260,26 @@ int remove_tree(int dir, const char *name) {
   }
   int error = 0;
   bool opened = false;
+  if (depth == 0) top = fd;
   for (struct dirent *e; (e = readdir(d));) {
     if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-    int one = remove_tree(fd, e->d_name);
+    int one = remove_below(fd, e->d_name, top, depth + 1, moved);
     if (one == EACCES && !opened && fchmod(fd, 0700) == 0) { /* a directory that its owner may not write */
       opened = true;
-      one = remove_tree(fd, e->d_name);
+      one = remove_below(fd, e->d_name, top, depth + 1, moved);
     }
     if (one && !error) error = one;
   }
   closedir(d);
   if (unlinkat(dir, name, AT_REMOVEDIR) < 0 && !error) error = errno;
   return error;
+}
+
+int remove_tree(int dir, const char *name) {
+  for (unsigned moved = 0, before = 0;; before = moved) {
+    int error = remove_below(dir, name, -1, 0, &moved);
+    if (moved == before) return error;
+  }
 }
 
 void file_remove(int peer, uint32_t id, struct cursor *c) {
@@ -294,8 +310,14 @@ void file_rename(int peer, uint32_t id, struct cursor *c) {
   int b = open_parent(take_string(c), false, to, sizeof to);
   if (!error && b < 0) error = errno;
   if (c->bad) error = EPROTO;
-  if (!error && syscall(SYS_renameat2, a, from, b, to, (flags & CREATE_ONLY) ? 1 /* RENAME_NOREPLACE */ : 0) < 0)
-    error = errno;
+  unsigned how = (flags & CREATE_ONLY) ? 1 /* RENAME_NOREPLACE */ : 0;
+  if (!error && syscall(SYS_renameat2, a, from, b, to, how) < 0) error = errno;
+  if (error == EXDEV) { /* a directory of a lower layer, mounted without privilege */
+    if (start_worker(peer, id, "rename")) _exit(move_directory(a, from, b, to, how));
+    close(a);
+    close(b);
+    return;
+  }
   if (error) send_error(peer, id, error, "rename");
   else send_frame(peer, T_OK, id, NULL, 0, -1);
   if (a >= 0) close(a);

@@ -59,12 +59,12 @@ static size_t link_count;
 
 static void copy_directory(int from, int to, const char *path, int top);
 
-static void copy_entry(int from, int to, const char *name, const char *path, int top) {
+static void copy_entry(int from, const char *source, int to, const char *name, const char *path, int top) {
   struct stat s;
-  if (fstatat(from, name, &s, AT_SYMLINK_NOFOLLOW) < 0) return;
+  if (fstatat(from, source, &s, AT_SYMLINK_NOFOLLOW) < 0) return;
   if (S_ISDIR(s.st_mode)) {
     if (mkdirat(to, name, 0700) < 0) note(errno);
-    int a = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int a = openat(from, source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int b = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (a < 0 || b < 0) note(errno);
     else {
@@ -77,7 +77,7 @@ static void copy_entry(int from, int to, const char *name, const char *path, int
   } else if (S_ISREG(s.st_mode)) {
     for (size_t i = 0; s.st_nlink > 1 && i < link_count; i++)
       if (links[i].ino == s.st_ino && links[i].dev == s.st_dev && linkat(top, links[i].path, to, name, 0) == 0) return;
-    int a = openat(from, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int a = openat(from, source, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     int b = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (a < 0 || b < 0) note(errno);
     else {
@@ -95,7 +95,7 @@ static void copy_entry(int from, int to, const char *name, const char *path, int
   } else {
     char target[PATH_MAX + 1];
     struct timespec times[2] = {s.st_atim, s.st_mtim};
-    ssize_t n = S_ISLNK(s.st_mode) ? readlinkat(from, name, target, sizeof target - 1) : 0;
+    ssize_t n = S_ISLNK(s.st_mode) ? readlinkat(from, source, target, sizeof target - 1) : 0;
     target[n > 0 ? n : 0] = 0;
     if (S_ISSOCK(s.st_mode)) return; /* nobody can be behind it any more */
     if (S_ISLNK(s.st_mode) ? symlinkat(target, to, name) < 0 : mknodat(to, name, s.st_mode, s.st_rdev) < 0) note(errno);
@@ -116,7 +116,7 @@ static void copy_directory(int from, int to, const char *path, int top) {
     char below[2 * PATH_MAX];
     if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
     snprintf(below, sizeof below, "%s%s%s", path, *path ? "/" : "", e->d_name);
-    copy_entry(dirfd(d), to, e->d_name, below, top);
+    copy_entry(dirfd(d), e->d_name, to, e->d_name, below, top);
   }
   closedir(d);
 }
@@ -132,6 +132,18 @@ int layer_copy(const char *source, const char *target) {
   copy_marks(from, to);
   copy_times(to, &s);
   return failed;
+}
+
+int move_directory(int from, const char *source, int to, const char *target, unsigned flags) {
+  char aside[32];
+  snprintf(aside, sizeof aside, ".moved-%d", getpid());
+  umask(0);
+  copy_entry(from, source, to, aside, aside, to);
+  int error = failed;
+  if (!error && syscall(SYS_renameat2, to, aside, to, target, flags) < 0) error = errno;
+  if (error) remove_tree(to, aside);
+  else error = remove_tree(from, source);
+  return error;
 }
 
 int layer_remove(const char *path) {
