@@ -15,6 +15,7 @@ import anyio
 from anyio import lowlevel, to_thread
 
 from mcp_sandbox.core.errors import NotFoundError, StateError
+from mcp_sandbox.core.files import RemoveRequest
 from mcp_sandbox.service.command import Outcome, Progress, RunningCommand
 from mcp_sandbox.service.connections import LiveSandbox
 from mcp_sandbox.service.sandboxes import SandboxService
@@ -93,6 +94,7 @@ class JobService:
         self._jobs[live.record.id, record.id] = job
         self._forget_oldest()
         self._start(partial(self._attend, job))
+        self._start(partial(_remove_forgotten, live, store))
 
     async def introduce(self, command: RunningCommand) -> Outcome:
         """Return the first answer about an adopted command. Cancelling kills the job: nobody would know its id."""
@@ -247,6 +249,13 @@ class JobService:
         ended = [key for key, job in self._jobs.items() if job.ended.is_set()]
         for key in ended[:-_KEPT]:
             del self._jobs[key]
+
+
+async def _remove_forgotten(live: LiveSandbox, store: JobStore) -> None:
+    """Remove what is left of jobs that were so many jobs ago that their records go."""
+    for record in await to_thread.run_sync(store.forget_oldest):
+        for path in (record.stdout_path, record.stderr_path):
+            await live.sandbox.remove(RemoveRequest(path=path, missing_ok=True))
 
 
 def _not_ours(record: JobRecord) -> StateError:

@@ -173,7 +173,6 @@ class JobStore:
             )
             write_atomically(self._directory / "count", b"%d\n" % number)
             self.save(record)
-            self._forget_oldest()
         return record
 
     def save(self, record: JobRecord) -> None:
@@ -205,6 +204,15 @@ class JobStore:
                 continue
         return tuple(found)
 
+    def forget_oldest(self) -> tuple[JobRecord, ...]:
+        """Remove the records of finished jobs but the newest `KEPT`, and return them: their files may go too."""
+        if len(self._numbers()) <= KEPT:
+            return ()
+        old = [record for record in self.records()[:-KEPT] if record.status is not JobStatus.RUNNING]
+        for record in old:
+            self._path(record.id).unlink(missing_ok=True)
+        return tuple(old)
+
     def _path(self, job_id: str) -> Path:
         if not _ID.fullmatch(job_id):
             raise NotFoundError(
@@ -222,13 +230,6 @@ class JobStore:
         except (FileNotFoundError, ValueError):
             counted = 0
         return max([counted, *self._numbers()])
-
-    def _forget_oldest(self) -> None:
-        if len(self._numbers()) <= KEPT:
-            return
-        for record in self.records()[:-KEPT]:
-            if record.status is not JobStatus.RUNNING:
-                self._path(record.id).unlink(missing_ok=True)
 
 
 @cache

@@ -11,6 +11,7 @@ from command_world import CommandWorld, open_command_world, whole
 from mcp_sandbox.core.errors import NotFoundError, StateError
 from mcp_sandbox.core.exec import Termination
 from mcp_sandbox.core.files import RemoveRequest
+from mcp_sandbox.store import jobs as job_store
 from mcp_sandbox.store.jobs import JobOwner, JobStatus, JobStore
 
 __all__: list[str] = []
@@ -220,6 +221,19 @@ async def test_much_output_of_a_job_is_kept_whole_and_shown_in_part(world: Comma
     assert everything.startswith(seen.stdout.head)
     assert everything.endswith(seen.stdout.tail)
     assert seen.stdout.total_bytes == len(everything)
+
+
+async def test_jobs_of_long_ago_are_forgotten_with_their_files(
+    world: CommandWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_store, "KEPT", 2)
+    for _ in range(3):
+        await world.service.jobs.wait(await _start(world, "echo said"), within_s=10)
+    await _start(world, "sleep 60")
+    with anyio.fail_after(10):
+        while len(whole((await world.run("ls /var/spool/mcp-sandbox")).stdout).split()) > 1:
+            await anyio.lowlevel.checkpoint()
+    assert [record.id for record in await world.service.jobs.records()] == ["j3", "j4"]
 
 
 def test_this_very_process_is_alive_and_an_earlier_one_of_its_number_is_not() -> None:

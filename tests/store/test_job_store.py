@@ -71,7 +71,9 @@ def test_old_finished_jobs_are_forgotten_and_running_ones_are_not(
     for _ in range(3):
         store.save(_create(store).ended(ExecResult(exit_code=0), output_bytes=0))
     _create(store)
+    assert [record.id for record in store.forget_oldest()] == ["j2", "j3"]
     assert [record.id for record in store.records()] == ["j1", "j4", "j5"]
+    assert not store.forget_oldest()
 
 
 def test_a_long_command_is_remembered_by_its_beginning(tmp_path: Path) -> None:
