@@ -182,7 +182,9 @@ class LayerStore:
     def add_snapshot(self, snapshot: StoredSnapshot) -> str:
         """Record a snapshot; return its reference."""
         ref = secrets.token_hex(8)
-        write_atomically(self.root / "snapshots" / f"{ref}.json", json.dumps(asdict(snapshot)).encode())
+        path = self.root / "snapshots" / f"{ref}.json"
+        # Not synced: it would say nothing about the layers, whose overlays are volatile.
+        write_atomically(path, json.dumps(asdict(snapshot)).encode(), durable=False)
         return ref
 
     def load_snapshot(self, ref: str) -> StoredSnapshot:
