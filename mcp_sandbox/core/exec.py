@@ -95,6 +95,8 @@ class Execution(abc.ABC):
     async def receive(self) -> ExecEvent:
         """Return the next event: chunks in order, one `Exited`, then chunks of children that hold the pipes.
 
+        A caller that is cancelled loses nothing: the event comes again.
+
         Raises:
             anyio.EndOfStream: Exited, and nobody holds the pipes any more.
         """
