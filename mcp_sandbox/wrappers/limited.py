@@ -5,7 +5,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from mcp_sandbox.core.errors import CapacityError
-from mcp_sandbox.core.exec import ExecRequest, Execution
+from mcp_sandbox.core.exec import ExecEvent, ExecRequest, Execution, Exited
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.wrappers.base import DelegatingExecution, DelegatingProvider, DelegatingSandbox
@@ -45,13 +45,22 @@ class _LimitedExecution(DelegatingExecution):
         super().__init__(inner)
         self._slots: _Slots | None = slots
 
+    async def receive(self) -> ExecEvent:
+        event = await self._inner.receive()
+        if isinstance(event, Exited):
+            self._give_back()  # children that hold the pipes are no command any more
+        return event
+
     async def aclose(self) -> None:
         try:
             await self._inner.aclose()
         finally:
-            slots, self._slots = self._slots, None
-            if slots is not None:
-                slots.give_back()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.give_back()
 
 
 class _LimitedSandbox(DelegatingSandbox):
@@ -74,7 +83,7 @@ class _LimitedSandbox(DelegatingSandbox):
 
 
 class LimitedProvider(DelegatingProvider):
-    """Holds one of `Capabilities.max_concurrent` places per command, from its start until its execution is closed.
+    """Holds one of `Capabilities.max_concurrent` places per command, from its start until it ended or is closed.
 
     Args:
         inner: The provider to protect.
