@@ -23,7 +23,7 @@ __all__ = ["ArchiveContract"]
 Member = tuple[tarfile.TarInfo, bytes]
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", target: str = "", mode: int = 0o644) -> Member:
+def _member(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", target: str = "", mode: int = 0o644) -> Member:
     """Return one member of an archive, whatever its name and kind."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode, info.size, info.mtime = kind, target, mode, len(data), 1_600_000_000
@@ -32,7 +32,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", target: 
     return info, data
 
 
-def pack(*members: Member, form: int = tarfile.PAX_FORMAT) -> bytes:
+def _pack(*members: Member, form: int = tarfile.PAX_FORMAT) -> bytes:
     """Return an archive of members exactly as they are given."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form, errors="surrogateescape") as tar:
@@ -42,72 +42,72 @@ def pack(*members: Member, form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 HOSTILE: Final[Mapping[str, Sequence[Member]]] = {
-    "a name with dots": [member("../outside/victim", data=b"bad")],
-    "a name with dots further in": [member("a/../../outside/victim", data=b"bad")],
-    "an absolute name": [member("/workspace/outside/victim", data=b"bad")],
-    "a name with many slashes": [member("//workspace/outside/victim", data=b"bad")],
+    "a name with dots": [_member("../outside/victim", data=b"bad")],
+    "a name with dots further in": [_member("a/../../outside/victim", data=b"bad")],
+    "an absolute name": [_member("/workspace/outside/victim", data=b"bad")],
+    "a name with many slashes": [_member("//workspace/outside/victim", data=b"bad")],
     "a link to a directory, then a file through it": [
-        member("link", tarfile.SYMTYPE, target="/workspace/outside"),
-        member("link/victim", data=b"bad"),
+        _member("link", tarfile.SYMTYPE, target="/workspace/outside"),
+        _member("link/victim", data=b"bad"),
     ],
     "a relative link, then a file through it": [
-        member("link", tarfile.SYMTYPE, target="../outside"),
-        member("link/victim", data=b"bad"),
+        _member("link", tarfile.SYMTYPE, target="../outside"),
+        _member("link/victim", data=b"bad"),
     ],
     "a chain of links": [
-        member("one", tarfile.SYMTYPE, target=".."),
-        member("two", tarfile.SYMTYPE, target="one/outside"),
-        member("two/victim", data=b"bad"),
+        _member("one", tarfile.SYMTYPE, target=".."),
+        _member("two", tarfile.SYMTYPE, target="one/outside"),
+        _member("two/victim", data=b"bad"),
     ],
     "a link, then a file of the same name": [
-        member("file", tarfile.SYMTYPE, target="/workspace/outside/victim"),
-        member("file", data=b"bad"),
+        _member("file", tarfile.SYMTYPE, target="/workspace/outside/victim"),
+        _member("file", data=b"bad"),
     ],
     "a directory that becomes a link": [
-        member("d", tarfile.DIRTYPE, mode=0o755),
-        member("d", tarfile.SYMTYPE, target="/workspace/outside"),
-        member("d/victim", data=b"bad"),
+        _member("d", tarfile.DIRTYPE, mode=0o755),
+        _member("d", tarfile.SYMTYPE, target="/workspace/outside"),
+        _member("d/victim", data=b"bad"),
     ],
     "a hard link to the outside, then a file of the same name": [
-        member("hard", tarfile.LNKTYPE, target="../outside/victim"),
-        member("hard", data=b"bad"),
+        _member("hard", tarfile.LNKTYPE, target="../outside/victim"),
+        _member("hard", data=b"bad"),
     ],
     "a hard link to an absolute name": [
-        member("hard", tarfile.LNKTYPE, target="/workspace/outside/victim"),
-        member("hard", data=b"bad"),
+        _member("hard", tarfile.LNKTYPE, target="/workspace/outside/victim"),
+        _member("hard", data=b"bad"),
     ],
     "a hard link through a link": [
-        member("link", tarfile.SYMTYPE, target="/workspace/outside"),
-        member("hard", tarfile.LNKTYPE, target="link/victim"),
-        member("hard", data=b"bad"),
+        _member("link", tarfile.SYMTYPE, target="/workspace/outside"),
+        _member("hard", tarfile.LNKTYPE, target="link/victim"),
+        _member("hard", data=b"bad"),
     ],
     "a directory through a link": [
-        member("link", tarfile.SYMTYPE, target="/workspace/outside"),
-        member("link/new", tarfile.DIRTYPE, mode=0o777),
+        _member("link", tarfile.SYMTYPE, target="/workspace/outside"),
+        _member("link/new", tarfile.DIRTYPE, mode=0o777),
     ],
     "a mode for a directory that is a link": [
-        member("link", tarfile.SYMTYPE, target="/workspace/outside"),
-        member("link", tarfile.DIRTYPE, mode=0o777),
-        member("link/victim", data=b"bad"),
+        _member("link", tarfile.SYMTYPE, target="/workspace/outside"),
+        _member("link", tarfile.DIRTYPE, mode=0o777),
+        _member("link/victim", data=b"bad"),
     ],
-    "a file through a link that was there before": [member("planted/victim", data=b"bad")],
-    "a file in place of a link that was there before": [member("planted-file", data=b"bad")],
-    "its own directory by another name": [member("../into/../outside/victim", data=b"bad")],
+    "a file through a link that was there before": [_member("planted/victim", data=b"bad")],
+    "a file in place of a link that was there before": [_member("planted-file", data=b"bad")],
+    "its own directory by another name": [_member("../into/../outside/victim", data=b"bad")],
 }
 """Members that try to leave `/workspace/into`, by how they try."""
 
 BROKEN: Final[Mapping[str, bytes]] = {
     "noise": b"this is no tar archive at all " * 100,
-    "half a header": pack(member("file", data=b"x"))[:300],
-    "half a file": pack(member("file", data=b"x" * 10_000))[:2000],
-    "a wrong checksum": pack(member("file", data=b"x")).replace(b"file", b"fine", 1),
-    "a size that is no number": pack(member("file", data=b"x"), form=tarfile.USTAR_FORMAT).replace(
+    "half a header": _pack(_member("file", data=b"x"))[:300],
+    "half a file": _pack(_member("file", data=b"x" * 10_000))[:2000],
+    "a wrong checksum": _pack(_member("file", data=b"x")).replace(b"file", b"fine", 1),
+    "a size that is no number": _pack(_member("file", data=b"x"), form=tarfile.USTAR_FORMAT).replace(
         b"00000000001", b"zzzzzzzzzzz", 1
     ),
 }
 
 
-def tree(found: Mapping[str, FileInfo]) -> dict[str, tuple[FileKind, int, str | None]]:
+def _tree(found: Mapping[str, FileInfo]) -> dict[str, tuple[FileKind, int, str | None]]:
     """Return what must survive a round trip, of everything but directories' sizes."""
     return {name: (entry.kind, entry.mode, entry.link_target) for name, entry in found.items()}
 
@@ -137,7 +137,7 @@ class ArchiveContract(Contract):
         tar = await sandbox.download(DownloadRequest(path="/workspace/a"))
         await sandbox.upload(UploadRequest(path="/workspace/b"), tar)
         before, after = await entries(sandbox, "/workspace/a", 9), await entries(sandbox, "/workspace/b", 9)
-        assert tree(after) == tree(before)
+        assert _tree(after) == _tree(before)
         assert {n: e.modified_ns // 10**9 for n, e in after.items()} == {
             n: e.modified_ns // 10**9 for n, e in before.items()
         }
@@ -176,7 +176,7 @@ class ArchiveContract(Contract):
         await sandbox.mkdir(MkdirRequest(path="/workspace/into"))
         long = form != tarfile.USTAR_FORMAT
         name = "/".join(["d" * 60] * (3 if long else 2)) + "/" + "f" * (200 if long else 60)
-        data = pack(member("./short", data=b"1"), member(name, data=b"2" * 100_000, mode=0o755), form=form)
+        data = _pack(_member("./short", data=b"1"), _member(name, data=b"2" * 100_000, mode=0o755), form=form)
         await sandbox.upload(UploadRequest(path="/workspace/into"), BytesStream(data))
         assert await read_file(sandbox, "/workspace/into/short") == b"1"
         assert await read_file(sandbox, f"/workspace/into/{name}") == b"2" * 100_000
@@ -185,8 +185,8 @@ class ArchiveContract(Contract):
     async def test_b055_a_thousand_files_arrive_in_one_trip(self, sandbox: Sandbox) -> None:
         """B-055: no message has to carry them one by one."""
         await sandbox.mkdir(MkdirRequest(path="/workspace/into"))
-        members = [member(f"d{n % 10}/f{n}", data=b"%d" % n) for n in range(1000)]
-        await sandbox.upload(UploadRequest(path="/workspace/into"), BytesStream(pack(*members)))
+        members = [_member(f"d{n % 10}/f{n}", data=b"%d" % n) for n in range(1000)]
+        await sandbox.upload(UploadRequest(path="/workspace/into"), BytesStream(_pack(*members)))
         found = await entries(sandbox, "/workspace/into", 2)
         assert sum(entry.kind is FileKind.FILE for entry in found.values()) == 1000
         assert await read_file(sandbox, "/workspace/into/d7/f997") == b"997"
@@ -194,7 +194,9 @@ class ArchiveContract(Contract):
     async def test_an_upload_replaces_files_and_keeps_what_it_does_not_name(self, sandbox: Sandbox) -> None:
         await put(sandbox, "/workspace/into/replaced", b"old, and longer", 0o600)
         await put(sandbox, "/workspace/into/kept", b"kept")
-        await sandbox.upload(UploadRequest(path="/workspace/into"), BytesStream(pack(member("replaced", data=b"new"))))
+        await sandbox.upload(
+            UploadRequest(path="/workspace/into"), BytesStream(_pack(_member("replaced", data=b"new")))
+        )
         assert await read_file(sandbox, "/workspace/into/replaced") == b"new"
         assert (await status_of(sandbox, "/workspace/into/replaced")).mode == 0o644
         assert await read_file(sandbox, "/workspace/into/kept") == b"kept"
@@ -202,18 +204,18 @@ class ArchiveContract(Contract):
     async def test_odd_names_in_an_archive_arrive_as_they_are(self, sandbox: Sandbox) -> None:
         await sandbox.mkdir(MkdirRequest(path="/workspace/into"))
         names = ["line\nbreak", "not UTF-8 \udc85", "漢" * 85, "-rf"]
-        data = pack(*(member(name, data=b"x") for name in names), form=tarfile.GNU_FORMAT)
+        data = _pack(*(_member(name, data=b"x") for name in names), form=tarfile.GNU_FORMAT)
         await sandbox.upload(UploadRequest(path="/workspace/into"), BytesStream(data))
         assert set(await entries(sandbox, "/workspace/into")) == set(names)
 
     async def test_an_upload_closes_its_source(self, sandbox: Sandbox) -> None:
-        source = BytesStream(pack(member("file")))
+        source = BytesStream(_pack(_member("file")))
         await sandbox.upload(UploadRequest(path="/workspace"), source)
         with pytest.raises(anyio.ClosedResourceError):
             await source.receive()
 
     async def test_an_upload_that_is_cancelled_leaves_the_sandbox_at_work(self, sandbox: Sandbox) -> None:
-        source = CuriousStream(pack(member("big", data=b"x" * (1 << 20)))[:600_000], None)
+        source = CuriousStream(_pack(_member("big", data=b"x" * (1 << 20)))[:600_000], None)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sandbox.upload, UploadRequest(path="/workspace"), source)
             await source.asked_again.wait()
@@ -231,7 +233,7 @@ class ArchiveContract(Contract):
         before = await entries(sandbox, "/workspace/outside", 9)
         root = set(await entries(sandbox, "/workspace"))
         with contextlib.suppress(InvalidRequestError, OSError):
-            await sandbox.upload(UploadRequest(path=into), BytesStream(pack(*members)))
+            await sandbox.upload(UploadRequest(path=into), BytesStream(_pack(*members)))
         assert await entries(sandbox, "/workspace/outside", 9) == before
         assert await read_file(sandbox, "/workspace/outside/victim") == b"victim"
         assert set(await entries(sandbox, "/workspace")) == root
@@ -240,7 +242,7 @@ class ArchiveContract(Contract):
     async def test_b046_a_name_that_leads_out_is_refused_by_name(self, sandbox: Sandbox, into: str, name: str) -> None:
         """B-046."""
         with pytest.raises(InvalidRequestError) as caught:
-            await sandbox.upload(UploadRequest(path=into), BytesStream(pack(member(name, data=b"bad"))))
+            await sandbox.upload(UploadRequest(path=into), BytesStream(_pack(_member(name, data=b"bad"))))
         assert repr(name) in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -248,14 +250,14 @@ class ArchiveContract(Contract):
     )
     async def test_a_device_in_an_archive_is_never_made(self, sandbox: Sandbox, into: str, kind: bytes) -> None:
         with contextlib.suppress(InvalidRequestError, OSError):
-            await sandbox.upload(UploadRequest(path=into), BytesStream(pack(member("node", kind))))
+            await sandbox.upload(UploadRequest(path=into), BytesStream(_pack(_member("node", kind))))
         found = await entries(sandbox, into)
         assert "node" not in found or found["node"].kind is FileKind.FIFO
 
     async def test_the_last_of_several_members_with_one_name_wins_or_all_are_refused(
         self, sandbox: Sandbox, into: str
     ) -> None:
-        data = pack(member("same", data=b"first"), member("same", data=b"second"), member("./same", data=b"third"))
+        data = _pack(_member("same", data=b"first"), _member("same", data=b"second"), _member("./same", data=b"third"))
         try:
             await sandbox.upload(UploadRequest(path=into), BytesStream(data))
         except InvalidRequestError:
@@ -271,9 +273,9 @@ class ArchiveContract(Contract):
     async def test_special_bits_do_not_make_a_file_that_belongs_to_somebody_else(
         self, sandbox: Sandbox, into: str
     ) -> None:
-        info, data = member("setuid", data=b"#!/bin/sh\n", mode=0o6755)
+        info, data = _member("setuid", data=b"#!/bin/sh\n", mode=0o6755)
         info.uid = info.gid = 12_345
-        await sandbox.upload(UploadRequest(path=into), BytesStream(pack((info, data))))
+        await sandbox.upload(UploadRequest(path=into), BytesStream(_pack((info, data))))
         found = await status_of(sandbox, f"{into}/setuid")
         assert found.mode & stat.S_IXUSR
         if not sandbox.capabilities.owners:

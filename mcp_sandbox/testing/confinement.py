@@ -47,7 +47,7 @@ except OSError as error:
 """
 
 
-def mentions(text: str, path: str) -> bool:
+def _mentions(text: str, path: str) -> bool:
     """Whether a path, or one below it, is named in a text."""
     return len(Path(path).parts) > 1 and re.search(re.escape(path) + r"(?![\w.-])", text) is not None
 
@@ -172,7 +172,7 @@ class ConfinementContract(Contract):
         shown = (await sh(shared_kernel, f"({script}) 2>/dev/null")).stdout.decode("utf-8", "replace")
         assert "/proc" in shown
         paths = (*host_paths, str(canary.file.parent), str(await anyio.Path.cwd()))
-        assert [path for path in paths if mentions(shown, path)] == []
+        assert [path for path in paths if _mentions(shown, path)] == []
 
     @pytest.mark.parametrize(
         "path", ["/proc/self/mem", "/proc/kmsg", "/proc/kcore", "/proc/self/environ", "/proc/1/mem"]

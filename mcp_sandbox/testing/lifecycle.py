@@ -18,7 +18,7 @@ from mcp_sandbox.testing.driving import HANG_S, drain, entries, new_id, new_spec
 __all__ = ["LifecycleContract"]
 
 
-async def listed(provider: Provider, sandbox_id: SandboxId) -> SandboxInfo | None:
+async def _listed(provider: Provider, sandbox_id: SandboxId) -> SandboxInfo | None:
     """Return what the engine says of a sandbox, if it lists it."""
     return next((info for info in await provider.list() if info.id == sandbox_id), None)
 
@@ -45,7 +45,7 @@ class LifecycleContract(Contract):
         spec = replace(new_spec(provider.capabilities), labels=labels)
         async with await provider.create(spec) as sandbox:
             await run(sandbox, "true")
-            info = await listed(provider, spec.id)
+            info = await _listed(provider, spec.id)
         assert info is not None
         assert info.state is SandboxState.RUNNING
         assert labels.items() <= info.labels.items()
@@ -112,7 +112,7 @@ class LifecycleContract(Contract):
         spec = new_spec(provider.capabilities)
         await (await provider.create(spec)).aclose()
         await provider.destroy(spec.id)
-        assert await listed(provider, spec.id) is None
+        assert await _listed(provider, spec.id) is None
         with pytest.raises(NotFoundError):
             await provider.attach(spec.id)
 
@@ -173,13 +173,13 @@ class LifecycleContract(Contract):
         spec = replace(new_spec(provider.capabilities), network=mode)
         with pytest.raises(UnsupportedError):
             await provider.create(spec)
-        assert await listed(provider, spec.id) is None
+        assert await _listed(provider, spec.id) is None
 
     async def test_an_image_that_does_not_exist_is_refused_before_anything_is_made(self, provider: Provider) -> None:
         spec = replace(new_spec(provider.capabilities), image="no-such-registry.invalid/no/such:image")
         with pytest.raises(SandboxError):
             await provider.create(spec)
-        assert await listed(provider, spec.id) is None
+        assert await _listed(provider, spec.id) is None
 
     async def test_undeclared_verbs_refuse(self, provider: Provider, sandbox: Sandbox) -> None:
         content = NativeContent(provider=provider.name, ref="none", holds=frozenset({Facet.FILES}), size_bytes=0)
@@ -196,4 +196,4 @@ class LifecycleContract(Contract):
         for verb in undeclared:
             with pytest.raises(UnsupportedError):
                 await calls[verb]()
-        assert await listed(provider, spec.id) is None
+        assert await _listed(provider, spec.id) is None

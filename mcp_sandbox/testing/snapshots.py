@@ -33,7 +33,7 @@ __all__ = ["SnapshotContract"]
 FILES = SnapshotRequest()
 
 
-class Trace(NamedTuple):
+class _Trace(NamedTuple):
     """What must come back of one path."""
 
     kind: FileKind
@@ -45,15 +45,15 @@ class Trace(NamedTuple):
     digest: str
 
 
-async def census(sandbox: Sandbox, path: str = "/workspace") -> dict[str, Trace]:
+async def _census(sandbox: Sandbox, path: str = "/workspace") -> dict[str, _Trace]:
     """Describe everything below a directory, to the last byte and nanosecond."""
-    found: dict[str, Trace] = {}
+    found: dict[str, _Trace] = {}
     for name, entry in (await entries(sandbox, path, 99)).items():
         content = await read_file(sandbox, entry.path) if entry.kind is FileKind.FILE else b""
         links = entry.links if entry.kind is FileKind.FILE else 1
         digest = hashlib.sha256(content).hexdigest()
         owner = (entry.uid, entry.gid)
-        found[name] = Trace(entry.kind, entry.mode, owner, entry.modified_ns, links, entry.link_target, digest)
+        found[name] = _Trace(entry.kind, entry.mode, owner, entry.modified_ns, links, entry.link_target, digest)
     return found
 
 
@@ -94,7 +94,7 @@ class SnapshotContract(Contract):
 
     async def test_b090_a_wrecked_workspace_comes_back_to_the_last_byte(self, furnished: Sandbox) -> None:
         """B-090: modes, times, links, owners and content, and nothing that was not there; the id stays."""
-        sandbox, before, own_id = furnished, await census(furnished), furnished.id
+        sandbox, before, own_id = furnished, await _census(furnished), furnished.id
         content = await sandbox.snapshot(FILES)
         await put(sandbox, "/workspace/plain", b"overwritten")
         await put(sandbox, "/workspace/added/file", b"new")
@@ -102,21 +102,21 @@ class SnapshotContract(Contract):
         await sandbox.remove(RemoveRequest(path="/workspace/empty"))
         await sandbox.rename(RenameRequest(source="/workspace/secret", target="/workspace/deep/secret"))
         await sandbox.rename(RenameRequest(source="/workspace/deep/er", target="/workspace/elsewhere"))
-        assert await census(sandbox) != before
+        assert await _census(sandbox) != before
         await sandbox.restore(content)
-        assert await census(sandbox) == before
+        assert await _census(sandbox) == before
         assert sandbox.id == own_id
 
     async def test_an_emptied_workspace_comes_back(self, furnished: Sandbox) -> None:
-        sandbox, before = furnished, await census(furnished)
+        sandbox, before = furnished, await _census(furnished)
         content = await sandbox.snapshot(FILES)
         for name in await entries(sandbox, "/workspace"):
             await sandbox.remove(RemoveRequest(path=f"/workspace/{name}", recursive=True))
         await sandbox.restore(content)
-        assert await census(sandbox) == before
+        assert await _census(sandbox) == before
 
     async def test_paths_that_became_something_else_come_back_as_what_they_were(self, furnished: Sandbox) -> None:
-        sandbox, before = furnished, await census(furnished)
+        sandbox, before = furnished, await _census(furnished)
         content = await sandbox.snapshot(FILES)
         for name in ("plain", "deep", "absolute", "relative", "fifo"):
             await sandbox.remove(RemoveRequest(path=f"/workspace/{name}", recursive=True))
@@ -126,7 +126,7 @@ class SnapshotContract(Contract):
         await run(sandbox, "ln", "-s", "plain", "fifo")
         await sandbox.mkdir(MkdirRequest(path="/workspace/absolute"))
         await sandbox.restore(content)
-        assert await census(sandbox) == before
+        assert await _census(sandbox) == before
 
     async def test_a_directory_made_again_does_not_show_what_it_held_before(self, furnished: Sandbox) -> None:
         """Neither in the live sandbox nor in a snapshot of it."""
@@ -142,17 +142,17 @@ class SnapshotContract(Contract):
 
     async def test_later_writes_do_not_reach_a_snapshot(self, snapshots: None, sandbox: Sandbox) -> None:
         """In place, appended, cut short, by another mode: the snapshot stays as it was taken."""
-        states: list[tuple[NativeContent, dict[str, Trace]]] = []
+        states: list[tuple[NativeContent, dict[str, _Trace]]] = []
         await put(sandbox, "/workspace/file", b"x" * 100_000)
         for turn in range(4):
             await run(sandbox, "tee", "-a", "/workspace/log", stdin=b"%d\n" % turn)
             await put(sandbox, "/workspace/file", b"%d" % turn * (1000 - turn))
             await run(sandbox, "chmod", f"7{turn}0", "/workspace/file")
-            states.append((await sandbox.snapshot(FILES), await census(sandbox)))
+            states.append((await sandbox.snapshot(FILES), await _census(sandbox)))
         for turn in (1, 3, 0, 2, 0):
             content, expected = states[turn]
             await sandbox.restore(content)
-            assert await census(sandbox) == expected
+            assert await _census(sandbox) == expected
             await put(sandbox, "/workspace/file", b"written after the restore")
 
     async def test_home_and_the_rest_of_the_writable_tree_come_back_too(
@@ -189,11 +189,11 @@ class SnapshotContract(Contract):
         made = await run(sandbox, python, "-m", "venv", "--without-pip", "/workspace/venv")
         if made.exit_code != 0:
             pytest.skip("the Python inside has no venv module")
-        before = await census(sandbox)
+        before = await _census(sandbox)
         content = await sandbox.snapshot(FILES)
         await sh(sandbox, "rm -rf venv; mkdir -p venv/bin; echo broken > venv/bin/python")
         await sandbox.restore(content)
-        assert await census(sandbox) == before
+        assert await _census(sandbox) == before
         shown = await run(sandbox, "/workspace/venv/bin/python", "-c", "import sys; print(sys.prefix)")
         assert shown.stdout == b"/workspace/venv\n"
 
@@ -222,14 +222,14 @@ class SnapshotContract(Contract):
 
     async def test_restoring_what_does_not_exist_changes_nothing(self, furnished: Sandbox) -> None:
         """Whole or not at all."""
-        before = await census(furnished)
+        before = await _census(furnished)
         real = await furnished.snapshot(FILES)
         nowhere = NativeContent(
             provider=real.provider, ref=real.ref[:-4] + "beef", holds=real.holds, size_bytes=real.size_bytes
         )
         with pytest.raises(SandboxError):
             await furnished.restore(nowhere)
-        assert await census(furnished) == before
+        assert await _census(furnished) == before
 
     async def test_a_record_says_what_it_holds(self, snapshots: None, provider: Provider, sandbox: Sandbox) -> None:
         content = await sandbox.snapshot(FILES)
@@ -307,13 +307,13 @@ class SnapshotContract(Contract):
     async def test_a_sandbox_from_a_snapshot_starts_there_and_goes_its_own_way(
         self, branches: None, furnished: Sandbox, provider: Provider
     ) -> None:
-        before = await census(furnished)
+        before = await _census(furnished)
         content = await furnished.snapshot(FILES)
         await put(furnished, "/workspace/only-here", b"1")
         spec = new_spec(provider.capabilities, env={"BRANCH": "yes"})
         async with await provider.restore(content, spec) as copy:
             assert copy.id == spec.id
-            assert await census(copy) == before
+            assert await _census(copy) == before
             await put(copy, "/workspace/only-there", b"2")
             assert b"BRANCH=yes\0" in (await run(copy, "env", "-0")).stdout
             assert "only-there" not in await entries(furnished, "/workspace")

@@ -40,7 +40,7 @@ FUGITIVES: Final[Mapping[str, str]] = {
 """By how they try to outlive a kill: B-010, B-011, B-013, RES-07, RES-08, RES-09."""
 
 
-def shell(script: str, timeout_s: float | None = None) -> ExecRequest:
+def _shell(script: str, timeout_s: float | None = None) -> ExecRequest:
     """Return the request that runs a script."""
     return ExecRequest(argv=("sh", "-c", script), timeout_s=timeout_s)
 
@@ -58,7 +58,7 @@ class ProcessTreeContract(Contract):
 
     @pytest.mark.parametrize("script", FUGITIVES.values(), ids=FUGITIVES)
     async def test_b010_a_deadline_kills_the_whole_tree(self, machine: Sandbox, script: str) -> None:
-        async with await machine.exec(shell(script, timeout_s=1.5)) as execution:
+        async with await machine.exec(_shell(script, timeout_s=1.5)) as execution:
             await wait_for_file(machine, "/workspace/beat")
             with anyio.fail_after(HANG_S):
                 result = await execution.wait()
@@ -84,7 +84,7 @@ class ProcessTreeContract(Contract):
 
     @pytest.mark.parametrize("script", FUGITIVES.values(), ids=FUGITIVES)
     async def test_kill_ends_the_whole_tree_and_says_so(self, machine: Sandbox, script: str) -> None:
-        async with await machine.exec(shell(script)) as execution:
+        async with await machine.exec(_shell(script)) as execution:
             await wait_for_file(machine, "/workspace/beat")
             with anyio.fail_after(HANG_S):
                 await execution.kill()
@@ -94,7 +94,7 @@ class ProcessTreeContract(Contract):
             assert await stops_growing(machine, "/workspace/beat")
 
     async def test_kill_keeps_what_was_said_before(self, machine: Sandbox) -> None:
-        async with await machine.exec(shell("echo before; echo x > /workspace/up; sleep 60")) as execution:
+        async with await machine.exec(_shell("echo before; echo x > /workspace/up; sleep 60")) as execution:
             await wait_for_file(machine, "/workspace/up")
             await execution.kill()
             outcome = await drain(execution)
@@ -102,7 +102,7 @@ class ProcessTreeContract(Contract):
 
     @pytest.mark.parametrize("script", FUGITIVES.values(), ids=FUGITIVES)
     async def test_closing_a_live_command_ends_its_tree(self, machine: Sandbox, script: str) -> None:
-        execution = await machine.exec(shell(script))
+        execution = await machine.exec(_shell(script))
         await wait_for_file(machine, "/workspace/beat")
         with anyio.fail_after(HANG_S):
             await execution.aclose()
@@ -129,7 +129,7 @@ class ProcessTreeContract(Contract):
         """Whatever the moment of the cancellation, either the caller holds the command or nobody does."""
         for delay in (0.0, 0.0005, 0.001, 0.002, 0.004):
             with anyio.move_on_after(delay):
-                async with await machine.exec(shell("sleep 61.25; :")):
+                async with await machine.exec(_shell("sleep 61.25; :")):
                     await anyio.sleep_forever()
         with anyio.fail_after(HANG_S):
             while await self.running(machine, "61.25"):
@@ -139,20 +139,20 @@ class ProcessTreeContract(Contract):
 
     async def test_b005_the_end_of_the_command_does_not_wait_for_its_children(self, machine: Sandbox) -> None:
         """B-005, B-006, B-007, RES-10: `sleep 60 &` holds the pipes; the command is over all the same."""
-        async with await machine.exec(shell("sleep 60 & echo done")) as execution:
+        async with await machine.exec(_shell("sleep 60 & echo done")) as execution:
             with anyio.fail_after(5):
                 outcome = await until_exit(execution)
         assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
 
     async def test_late_output_of_a_child_arrives_after_the_end_of_the_command(self, machine: Sandbox) -> None:
-        async with await machine.exec(shell("(sleep 0.5; echo late) & echo now")) as execution:
+        async with await machine.exec(_shell("(sleep 0.5; echo late) & echo now")) as execution:
             outcome = await drain(execution)
         kinds = [event.data if isinstance(event, OutputChunk) else "end" for event in outcome.events]
         assert kinds == [b"now\n", "end", b"late\n"]
 
     async def test_b006_a_child_in_the_background_lives_on_after_its_command(self, machine: Sandbox) -> None:
         """B-006: a started service is there for the next call."""
-        async with await machine.exec(shell(f"({BEAT}) >/dev/null 2>&1 & echo started")) as execution:
+        async with await machine.exec(_shell(f"({BEAT}) >/dev/null 2>&1 & echo started")) as execution:
             await until_exit(execution)
         await wait_for_file(machine, "/workspace/beat")
         assert not await stops_growing(machine, "/workspace/beat")
@@ -160,7 +160,7 @@ class ProcessTreeContract(Contract):
         assert seen.stdout == b"x\n"
 
     async def test_closing_the_sandbox_object_ends_what_runs_in_it(self, machine: Sandbox) -> None:
-        execution = await machine.exec(shell(BEAT))
+        execution = await machine.exec(_shell(BEAT))
         await wait_for_file(machine, "/workspace/beat")
         with anyio.fail_after(HANG_S):
             await machine.aclose()
@@ -173,7 +173,7 @@ class ProcessTreeContract(Contract):
 
     async def test_a_signal_reaches_the_commands_group(self, machine: Sandbox) -> None:
         script = "trap 'echo caught; exit 5' INT; echo x > /workspace/up; while :; do sleep 0.05; done"
-        async with await machine.exec(shell(script)) as execution:
+        async with await machine.exec(_shell(script)) as execution:
             await wait_for_file(machine, "/workspace/up")
             await execution.signal(signal.SIGINT)
             outcome = await drain(execution)
@@ -181,14 +181,14 @@ class ProcessTreeContract(Contract):
 
     async def test_a_signal_to_the_tree_reaches_children_in_other_sessions(self, machine: Sandbox) -> None:
         child = "trap 'echo x > /workspace/caught; exit' USR1; echo x > /workspace/up; while :; do sleep 0.05; done"
-        async with await machine.exec(shell(f'trap : USR1; setsid sh -c "{child}" & sleep 60')) as execution:
+        async with await machine.exec(_shell(f'trap : USR1; setsid sh -c "{child}" & sleep 60')) as execution:
             await wait_for_file(machine, "/workspace/up")
             await execution.signal(signal.SIGUSR1, tree=True)
             await wait_for_file(machine, "/workspace/caught")
 
     async def test_a_signal_to_the_group_does_not_reach_other_commands(self, machine: Sandbox) -> None:
         async with (
-            await machine.exec(shell("sleep 60")) as first,
+            await machine.exec(_shell("sleep 60")) as first,
             await machine.exec(ExecRequest(argv=("cat",), stdin=True)) as second,
         ):
             await first.signal(signal.SIGTERM)
@@ -227,7 +227,7 @@ class ProcessTreeContract(Contract):
         assert (await sh(machine, count)).stdout == before
 
     async def test_end_of_a_command_is_told_once(self, machine: Sandbox) -> None:
-        async with await machine.exec(shell("echo a; (sleep 0.2; echo b) & exit 4")) as execution:
+        async with await machine.exec(_shell("echo a; (sleep 0.2; echo b) & exit 4")) as execution:
             events = (await drain(execution)).events
         assert [event.result.exit_code for event in events if isinstance(event, Exited)] == [4]
 

@@ -48,7 +48,7 @@ _CHUNK_BYTES = 65_536
 _ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 
 
-class MemoryReader(FileReader):
+class _Reader(FileReader):
     """The bytes of a file as they were when it was opened."""
 
     def __init__(self, found: FileInfo, data: bytes) -> None:
@@ -129,7 +129,7 @@ class MemorySandbox(Sandbox):
         if node.kind is not FileKind.FILE:
             fail(errno.EISDIR if node.kind is FileKind.DIRECTORY else errno.EINVAL, request.path)
         end = None if request.length is None else request.offset + request.length
-        return MemoryReader(info(request.path, node), node.data[request.offset : end])
+        return _Reader(info(request.path, node), node.data[request.offset : end])
 
     async def write(self, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
         """Write a file: collected first and put in place in one step, or appended chunk by chunk."""
@@ -189,7 +189,7 @@ class MemorySandbox(Sandbox):
     async def download(self, request: DownloadRequest) -> ByteReceiveStream:
         """Pack a tree as it is now."""
         tree = self._tree
-        return MemoryReader(info(request.path, tree.node(request.path)), pack(tree, request.path))
+        return _Reader(info(request.path, tree.node(request.path)), pack(tree, request.path))
 
     async def aclose(self) -> None:
         """Let go, ending the commands started here."""
