@@ -1,7 +1,7 @@
 """`mcp-sandbox ls`: the sandboxes of this user."""
 
 import argparse
-from pathlib import Path
+import os
 
 from mcp_sandbox.cli.options import add_json, add_scope, parser
 from mcp_sandbox.cli.running import run
@@ -52,7 +52,7 @@ def _row(summary: SandboxSummary) -> tuple[str, ...]:
 
 
 def _home_relative(path: str) -> str:
-    home = str(Path("~").expanduser())
+    home = os.path.expanduser("~")  # noqa: PTH111 (pathlib raises for a user without a home)
     return f"~{path[len(home) :]}" if path.startswith(f"{home}/") else path
 
 

@@ -24,7 +24,8 @@ class CommandLine:
     @property
     def environment(self) -> dict[str, str]:
         """Its whole environment."""
-        paths = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(self.home)}
+        modules = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = {"PATH": os.environ["PATH"], "PYTHONPATH": modules, "HOME": str(self.home)}
         return {**paths, "MCP_SANDBOX_HOME": str(self.home), **self.variables}
 
     def start(self, *arguments: str, stdin: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen[bytes]:

@@ -100,7 +100,8 @@ def test_a_slow_reader_loses_nothing(machine: CommandLine) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_b010_a_signal_ends_the_command_with_all_it_started(machine: CommandLine, number: signal.Signals) -> None:
     beat = "while :; do echo x >> /workspace/beat; sleep 0.05; done"
-    with machine.start("exec", "--", "sh", "-c", f"echo x > beat; setsid sh -c '{beat}' & echo started; {beat}") as process:
+    script = f"echo x > beat; setsid sh -c '{beat}' & echo started; {beat}"
+    with machine.start("exec", "--", "sh", "-c", script) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
         process.send_signal(number)

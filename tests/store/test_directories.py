@@ -1,6 +1,7 @@
 """Where state lives."""
 
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -26,6 +27,14 @@ def test_a_relative_xdg_data_home_is_ignored(tmp_path: Path) -> None:
     assert root == tmp_path / ".local" / "share" / "mcp-sandbox"
 
 
+def _has_home() -> bool:
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir).stat().st_uid == os.geteuid()
+    except (KeyError, OSError):
+        return False
+
+
+@pytest.mark.skipif(not _has_home(), reason="this user has no home in the password database")
 @pytest.mark.parametrize(
     "environ", [{}, {"HOME": ""}, {"HOME": "/"}, {"HOME": "relative"}, {"HOME": "/nowhere/at/all"}]
 )
@@ -74,6 +83,12 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="others can write"):
         open_state({"MCP_SANDBOX_HOME": str(root)})
     assert stat.S_IMODE(root.stat().st_mode) == 0o777
+
+
+@pytest.mark.skipif(_has_home(), reason="this user has a home")
+def test_b123_a_user_without_a_home_is_told_what_to_set() -> None:
+    with pytest.raises(ConfigError, match="MCP_SANDBOX_HOME"):
+        state_root({})
 
 
 def test_errors_do_not_tell_host_paths(tmp_path: Path) -> None:
