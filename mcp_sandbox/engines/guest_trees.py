@@ -56,20 +56,20 @@ async def unpack_tar(carrier: GuestCarrier, request: UploadRequest, tar: ByteRec
     """Unpack a tar stream below a directory, which is made if it is missing."""
     async with tar:
         await make_directory(carrier, MkdirRequest(path=request.path))
-        refusal: list[InvalidRequestError] = []
+        refusal: list[Exception] = []
         records = _Generated(_guarded(records_of_tar(tar), refusal), tar)
         try:
             await carrier.feed(Type.UNPACK, fields(request.path), records)
         except OSError as error:
             if refusal:
-                raise refusal[0] from None
+                raise refusal[0] from None  # the worker only saw that the stream ended
             raise os_error(error.errno or 5, request.path) from None
 
 
-async def _guarded(pieces: AsyncIterator[bytes], refusal: list[InvalidRequestError]) -> AsyncIterator[bytes]:
-    """End the stream where the archive is refused: the worker then gives up, and the reason is at hand."""
+async def _guarded(pieces: AsyncIterator[bytes], refusal: list[Exception]) -> AsyncIterator[bytes]:
+    """End the stream where the archive is refused or breaks off: the worker gives up, and the reason is at hand."""
     try:
         async for piece in pieces:
             yield piece
-    except InvalidRequestError as error:
+    except (InvalidRequestError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
         refusal.append(error)

@@ -2,6 +2,8 @@
 
 import array
 import asyncio
+import errno
+import logging
 import os
 import socket
 import stat
@@ -32,8 +34,11 @@ from mcp_sandbox.guest.wire import (
 
 __all__ = ["LocalCarrier", "seqpacket_pair"]
 
+_log = logging.getLogger(__name__)
 ANCILLARY_BYTES = socket.CMSG_SPACE(4 * 4)
 BUFFER_BYTES = 1 << 20
+RETRY_S = 0.002
+"""Between attempts to send what the kernel did not take; rare, and a full socket is not the only reason."""
 WELCOME_S = 10.0
 
 
@@ -218,30 +223,26 @@ class LocalCarrier(CommandCarrier):
             passed = list(descriptors) if frame is frames[-1] else []
             if self._row or not self._send_frame(frame, passed):
                 self._row.append((frame, [os.dup(descriptor) for descriptor in passed]))
-        if self._row and not waiting and not self._closed:
-            self._loop.add_writer(self._socket.fileno(), self._send_waiting)
+        if self._row and not waiting:
+            self._loop.call_later(RETRY_S, self._send_waiting)
 
     def _send_waiting(self) -> None:
-        while self._row and not self._closed:
-            frame, passed = self._row[0]
-            if not self._send_frame(frame, passed):
-                return
-            if self._row:
-                self._row.popleft()
-                for descriptor in passed:
+        while self._row and self._send_frame(*self._row[0]):
+            if self._row:  # else the connection ended meanwhile
+                for descriptor in self._row.popleft()[1]:
                     os.close(descriptor)
-        if not self._closed:
-            self._loop.remove_writer(self._socket.fileno())
+        if self._row:
+            self._loop.call_later(RETRY_S, self._send_waiting)
 
     def _send_frame(self, frame: bytes, passed: list[int]) -> bool:
         """Return whether the frame needs no other attempt."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
         try:
             self._socket.sendmsg([frame], ancillary)
-        except BlockingIOError:
-            return False
-        except OSError:  # it ended; what it said before, GOING above all, is still there
-            self._receive_all()
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS):  # no room, or too many descriptors are under way
+                return False
+            self._receive_all()  # it ended; what it said before, GOING above all, is still there
             self._end()
         return True
 
@@ -269,7 +270,8 @@ class LocalCarrier(CommandCarrier):
                     self._end()
                 else:
                     self._dispatch(Frame.decode(data), descriptors)
-            except (GuestProtocolError, struct.error):
+            except (GuestProtocolError, struct.error) as error:
+                _log.warning("cut off a guest agent that broke the protocol: %s", error)
                 self._end()
             finally:
                 for descriptor in descriptors:
@@ -295,7 +297,6 @@ class LocalCarrier(CommandCarrier):
             return
         self._closed = True
         self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         for _, passed in self._row:
             for descriptor in passed:

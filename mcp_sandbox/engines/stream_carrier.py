@@ -1,6 +1,7 @@
 """The byte-stream carrier: the same frames over one stream, and every byte of a file or command under credit."""
 
 import asyncio
+import logging
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ from mcp_sandbox.guest.wire import (
 
 __all__ = ["StreamCarrier"]
 
+_log = logging.getLogger(__name__)
 WELCOME_S: Final = 10.0
 HEARTBEAT_S: Final = 20.0
 SILENCE_S: Final = 75.0
@@ -293,7 +295,9 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
                     self._dispatch(Frame.decode(bytes(buffer[at : at + HEAD.size + length])))
                     at += HEAD.size + length
                 del buffer[:at]
-        except (GuestProtocolError, struct.error, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        except (GuestProtocolError, struct.error) as error:
+            _log.warning("cut off a guest agent that broke the protocol: %s", error)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass  # whoever waits learns that the sandbox is gone
         finally:
             self._end()

@@ -32,6 +32,7 @@ PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 # The script is init until it becomes the agent.
 _ENTER: Final = """
 set -e
+ulimit -S -n 1024
 root=$1; shift
 mount --bind "$root" "$root"
 cd "$root"
@@ -69,10 +70,11 @@ class ProcessStream(ByteStream):
         await self._into.aclose()
 
     async def aclose(self) -> None:
-        """Close both directions, and wait for the process to end."""
-        with contextlib.suppress(anyio.BrokenResourceError):
+        """Close the input, take what still comes so that nobody hangs on it, and wait for the process to end."""
+        with anyio.move_on_after(5, shield=True), contextlib.suppress(anyio.BrokenResourceError):
             await self._into.aclose()
-        with anyio.move_on_after(5, shield=True):
+            async for _ in self._out_of:
+                pass
             await self.process.wait()
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -121,6 +123,9 @@ class NamespacedGuest(Guest):
         self.program = self.root / AGENT[1:] / "guest"
         self.program.write_bytes(self._program)
         self.program.chmod(0o755)
+        self._tool = Path(tempfile.mkdtemp(prefix="guest-tool-"), "guest")
+        self._tool.write_bytes(guest_binary())
+        self._tool.chmod(0o755)
         self.init: subprocess.Popen[bytes] | None = None
         if self._carrier != "stdio":
             self.init = subprocess.Popen(
@@ -133,7 +138,8 @@ class NamespacedGuest(Guest):
         if self.init is not None:
             self.init.kill()  # and with it whatever it forked
             self.init.wait()
-        shutil.rmtree(self.root, ignore_errors=True)
+        subprocess.run([self._tool, "remove", str(self.root)], env={}, check=True)
+        shutil.rmtree(self._tool.parent)
 
     def _command(self, *arguments: str) -> list[str]:
         return [*_UNSHARE, "--kill-child", "sh", "-c", _ENTER, "enter", str(self.root), *arguments]

@@ -112,7 +112,7 @@ static void from_agent(void) {
 /* ------------------------------------------------------------------------------------------------ from the host */
 
 /* While the agent takes no more, what it says is taken: each could else wait for the other. */
-static void to_agent(const struct head *head, const char *payload, const int *fds, int count) {
+static bool to_agent(const struct head *head, const char *payload, const int *fds, int count) {
   struct iovec part[2] = {{(void *)head, sizeof *head}, {(void *)payload, head->length}};
   union {
     char space[CMSG_SPACE(sizeof(int) * FDS_MAX)];
@@ -129,10 +129,12 @@ static void to_agent(const struct head *head, const char *payload, const int *fd
     memcpy(CMSG_DATA(c), fds, sizeof(int) * (size_t)count);
   }
   while (sendmsg(agent_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-    if (errno != EAGAIN && errno != EINTR) return; /* it is gone: its last words and then its end are about to be read */
+    if (errno == ETOOMANYREFS) return false;
+    if (errno != EAGAIN && errno != EINTR) return true; /* it is gone: its last words, then its end are about to be read */
     struct pollfd agent = {agent_fd, POLLIN | POLLOUT, 0};
     if (poll(&agent, 1, -1) > 0 && (agent.revents & POLLIN)) from_agent();
   }
+  return true;
 }
 
 static void resize(const struct head *head, struct cursor c) {
@@ -219,7 +221,10 @@ static void from_host(const struct head *head, const char *payload) {
     for (int i = 0; i < request.count; i++) close(request.ours[i]);
   } else {
     for (int i = 0; i < request.count; i++) open_channel(head->id, request.number[i], request.ours[i]);
-    to_agent(head, payload, request.theirs, request.count);
+    if (!to_agent(head, payload, request.theirs, request.count)) {
+      drop_channels(head->id);
+      error_to_host(head->id, EMFILE, "descriptors");
+    }
   }
   for (int i = 0; i < request.count; i++) close(request.theirs[i]);
 }

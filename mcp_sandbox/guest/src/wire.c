@@ -68,6 +68,10 @@ bool send_frame(int fd, uint8_t type, uint32_t id, const void *data, size_t leng
   }
   for (int attempt = 0; attempt < 2; attempt++) {
     if (sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;
+    if (errno == ETOOMANYREFS) { /* the kernel counts what is under way between all processes of this user */
+      send_error(fd, id, EMFILE, "descriptors");
+      return false;
+    }
     if (errno != EAGAIN) break;
     struct pollfd wait = {fd, POLLOUT, 0};
     poll(&wait, 1, 1000);
