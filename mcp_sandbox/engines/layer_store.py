@@ -13,7 +13,9 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -28,6 +30,7 @@ __all__ = ["VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "destroyed"
 VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
 """Directories of a layer and where each one is mounted."""
 SCHEMA: Final = 1
+_FRESH_MODE: Final = 0o755
 SETTLED_S: Final = 60.0
 """A layer younger than this may not be named yet by the state that it was made for."""
 
@@ -127,24 +130,46 @@ class LayerStore:
 
     # ------------------------------------------------------------------------------------------ layers
 
-    def new_layer(self) -> str:
-        """Make an empty layer; return its id."""
+    def new_layer(self, above: Sequence[str] = ()) -> str:
+        """Make an empty layer; return its id.
+
+        Args:
+            above: The layers below it, from the bottom up. `/`, `/usr` and `/workspace` look as in the topmost one:
+                overlayfs takes the mode, owner and time of its root from the layer that is written.
+        """
         name = secrets.token_hex(6)
         for volume in VOLUMES:
-            self._make_volume_directory(self.root / "layers" / name / volume)
+            path = self.root / "layers" / name / volume
+            self._make_volume_directory(path)
+            if above:
+                look = (self.root / "layers" / above[-1] / volume).stat()
+                if self._identity.is_range:
+                    os.chown(path, look.st_uid, look.st_gid)
+                path.chmod(stat.S_IMODE(look.st_mode))
+                os.utime(path, ns=(look.st_atime_ns, look.st_mtime_ns))
         return name
 
     def _make_volume_directory(self, path: Path) -> None:
         path.mkdir(parents=True)
+        path.chmod(_FRESH_MODE)
         if self._identity.is_range:
             os.chown(path, self._identity.start, self._identity.gid)
 
-    def is_empty(self, layer: str) -> bool:
-        """Whether nothing was written to a layer."""
+    def is_empty(self, layer: str, above: Sequence[str] = ()) -> bool:
+        """Whether a layer says nothing that those below it do not say."""
         for volume in VOLUMES:
-            with os.scandir(self.root / "layers" / layer / volume) as entries:
-                if next(entries, None) is not None:
+            path = self.root / "layers" / layer / volume
+            if _holds_anything(path):
+                return False
+            look = path.stat()
+            if above:
+                below = (self.root / "layers" / above[-1] / volume).stat()
+                if (look.st_mode, look.st_uid, look.st_gid, look.st_mtime_ns) != (
+                    below.st_mode, below.st_uid, below.st_gid, below.st_mtime_ns,
+                ):  # fmt: skip
                     return False
+            elif stat.S_IMODE(look.st_mode) != _FRESH_MODE or look.st_uid != self._identity.start:
+                return False
         return True
 
     def work_directories(self, sandbox: SandboxId) -> dict[str, str]:
@@ -162,7 +187,7 @@ class LayerStore:
     def lowers(self, state: EngineState, volume: str) -> list[str]:
         """Return the frozen layers of a volume that hold anything, from the top down."""
         below = [f"layers/{layer}/{volume}" for layer in reversed(state.layers)]
-        return [path for path in below if any((self.root / path).iterdir())]
+        return [path for path in below if _holds_anything(self.root / path)]
 
     def size_bytes(self, layer: str) -> int:
         """Return the bytes that a layer's files take on the disk."""
@@ -241,6 +266,15 @@ class LayerStore:
                     if path.name not in used and time.time() - path.stat().st_ctime > SETTLED_S:
                         self.discard(path)
         return [f"trash/{path.name}" for path in (self.root / "trash").iterdir()]
+
+
+def _holds_anything(directory: Path) -> bool:
+    """Whether there is anything in a directory; one that its sandbox has locked counts as full."""
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is not None
+    except PermissionError:
+        return True
 
 
 def _object(text: bytes) -> dict[str, Any]:

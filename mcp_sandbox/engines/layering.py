@@ -64,7 +64,7 @@ async def _quiesce(engine: EmbeddedEngine, carrier: GuestCarrier, sandbox: Sandb
 async def _stack(engine: EmbeddedEngine, state: EngineState) -> Frozen:
     """Freeze the top as it is, in constant time: nothing writes to it any more."""
     store = engine.store
-    layers = state.layers if store.is_empty(state.top) else (*state.layers, state.top)
+    layers = state.layers if store.is_empty(state.top, state.layers) else (*state.layers, state.top)
     if len(layers) > DEPTH_MAX:
         raise ProviderError(
             "Snapshot not taken", why=f"the sandbox has {DEPTH_MAX} layers already",
@@ -72,7 +72,7 @@ async def _stack(engine: EmbeddedEngine, state: EngineState) -> Frozen:
         )  # fmt: skip
     ref = store.add_snapshot(StoredSnapshot(base=state.base, layers=layers, project=state.project))
     if layers != state.layers:
-        store.save(replace(state, layers=layers, top=store.new_layer()))
+        store.save(replace(state, layers=layers, top=store.new_layer(layers)))
         size = await asyncio.to_thread(store.size_bytes, state.top)
     else:
         size = 0
@@ -113,5 +113,5 @@ async def restore_layers(engine: EmbeddedEngine, sandbox: SandboxId, ref: str) -
         snapshot = store.load_snapshot(ref)
         await stop(engine, sandbox)
         state = store.load(sandbox)
-        store.save(replace(state, base=snapshot.base, layers=snapshot.layers, top=store.new_layer()))
+        store.save(replace(state, base=snapshot.base, layers=snapshot.layers, top=store.new_layer(snapshot.layers)))
     engine.sweep()

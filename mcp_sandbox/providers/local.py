@@ -184,7 +184,7 @@ async def _open_new(
     """Make a sandbox on a snapshot's layers and start it; nothing is left of one that does not start."""
     state = EngineState(
         id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
-        layers=start.layers, top=engine.store.new_layer(), project=start.project, limits=spec.limits,
+        layers=start.layers, top=engine.store.new_layer(start.layers), project=start.project, limits=spec.limits,
         env=dict(spec.env), labels=dict(spec.labels),
     )  # fmt: skip
     engine.store.add(state)

@@ -115,6 +115,18 @@ class SnapshotContract(Contract):
         await sandbox.restore(content)
         assert await _census(sandbox) == before
 
+    async def test_the_workspace_directory_itself_keeps_its_mode_and_time(
+        self, snapshots: None, programs: None, sandbox: Sandbox
+    ) -> None:
+        """Also when nothing else changed, and in the live sandbox: taking a snapshot is no change."""
+        for mode in ("710", "700", "000"):
+            made = await sh(sandbox, f"touch -d '2001-02-03 04:05:06.123456789' . && chmod {mode} .; stat -c '%a %y' .")
+            content = await sandbox.snapshot(FILES)
+            assert (await sh(sandbox, "stat -c '%a %y' /workspace")).stdout == made.stdout
+            await sh(sandbox, "chmod 755 /workspace; echo x > /workspace/file")
+            await sandbox.restore(content)
+            assert (await sh(sandbox, "stat -c '%a %y' /workspace")).stdout == made.stdout
+
     async def test_paths_that_became_something_else_come_back_as_what_they_were(self, furnished: Sandbox) -> None:
         sandbox, before = furnished, await _census(furnished)
         content = await sandbox.snapshot(FILES)
