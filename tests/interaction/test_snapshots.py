@@ -11,7 +11,8 @@ _FINGERPRINT = (
 )
 _FILL = r"""
 mkdir -p /workspace/deep/er /usr/local/marker; echo text > /workspace/plain; printf '\000\377' > /workspace/binary
-echo run > /workspace/tool; chmod 4751 /workspace/tool; ln -s plain /workspace/link; ln -s /etc/passwd /workspace/absolute
+echo run > /workspace/tool; chmod 4751 /workspace/tool; ln -s plain /workspace/link
+ln -s /etc/passwd /workspace/absolute
 ln /workspace/plain /workspace/hard; truncate -s 1M /workspace/sparse; mkfifo /workspace/pipe
 touch -d '2001-02-03 04:05:06.123456789' /workspace/deep /workspace/plain; chmod 500 /workspace/deep
 echo home > /root/file; echo etc > /etc/marker; printf x > "/workspace/new
