@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from mcp_sandbox.core.errors import CapacityError
-from mcp_sandbox.core.exec import ExecRequest, Exited
+from mcp_sandbox.core.exec import ExecRequest, Execution, Exited
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.providers.memory import MemoryProvider
@@ -36,7 +36,7 @@ async def test_one_more_command_than_places_waits_and_is_then_refused(sandbox: S
 
 
 async def test_a_command_that_ended_holds_no_place_though_nobody_closed_it(sandbox: Sandbox) -> None:
-    ended = []
+    ended: list[Execution] = []
     for _ in range(sandbox.capabilities.max_concurrent + 3):
         execution = await sandbox.exec(TRUE)
         while not isinstance(await execution.receive(), Exited):
