@@ -9,14 +9,14 @@ import pytest
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities, Verb
-from mcp_sandbox.core.exec import ExecEvent, ExecRequest, Execution, Exited, OutputChunk, StreamName
+from mcp_sandbox.core.exec import ExecEvent, ExecRequest, Execution, OutputChunk, StreamName
 from mcp_sandbox.core.files import FileReader, ReadRequest, UploadRequest, WriteRequest, WriteResult
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent
 from mcp_sandbox.providers.memory import MemoryProvider
 from mcp_sandbox.testing.archives import ArchiveContract
-from mcp_sandbox.testing.driving import new_spec, put
+from mcp_sandbox.testing.driving import drain, new_spec, put
 from mcp_sandbox.testing.execution import ExecutionContract
 from mcp_sandbox.testing.files import FileContract
 from mcp_sandbox.testing.lifecycle import LifecycleContract
@@ -104,14 +104,15 @@ class EarlyEnd(DelegatingExecution):
 
     def __init__(self, inner: Execution) -> None:
         super().__init__(inner)
-        self._told = False
+        self._events: list[ExecEvent] | None = None
 
     async def receive(self) -> ExecEvent:
-        if not self._told:
-            self._told = True
-            return Exited(await self._inner.wait())
-        event = await super().receive()
-        return event if isinstance(event, OutputChunk) else await super().receive()
+        if self._events is None:
+            events = (await drain(self._inner)).events
+            self._events = sorted(events, key=lambda event: isinstance(event, OutputChunk))
+        if not self._events:
+            raise anyio.EndOfStream
+        return self._events.pop(0)
 
 
 class LostChunk(DelegatingExecution):
