@@ -172,7 +172,7 @@ class Provider(abc.ABC):
         """
         return self
 
-    async def __aexit__(
+    async def __aexit__(  # noqa: B027  (a provider may have nothing to let go of)
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Let go of every sandbox opened here, leaving no process behind that nobody else uses."""

@@ -1,12 +1,11 @@
 """A provider that is reached only through the policy. Everything it gives out is guarded too."""
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities, Verb
+from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.errors import InvalidRequestError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
@@ -25,7 +24,7 @@ from mcp_sandbox.core.files import (
     WriteResult,
 )
 from mcp_sandbox.core.provider import Provider, Sandbox, unsupported
-from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.policy.bounded import BoundedReceiveStream, refuse_oversize
 from mcp_sandbox.policy.rules import Policy, admit_exec, admit_mode, admit_path, admit_range, admit_spec
@@ -47,27 +46,16 @@ def _require_own(name: str, content: NativeContent) -> None:
         )
 
 
-class GuardedSandbox(Sandbox):
+class GuardedSandbox(DelegatingSandbox):
     """A sandbox reached only through the policy."""
 
     def __init__(self, inner: Sandbox, policy: Policy) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._policy = policy
 
-    @property
-    def id(self) -> SandboxId:
-        """Its id."""
-        return self._inner.id
-
-    @property
-    def provider_name(self) -> str:
-        """The registry name of the provider that serves it."""
-        return self._inner.provider_name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do."""
-        return self._inner.capabilities
+    def wrap(self, sandbox: Sandbox) -> Sandbox:
+        """Guard a sandbox that this one made."""
+        return GuardedSandbox(sandbox, self._policy)
 
     async def exec(self, request: ExecRequest) -> Execution:
         """Start an admitted command."""
@@ -134,10 +122,6 @@ class GuardedSandbox(Sandbox):
         admit_path(request.path)
         return await self._inner.download(request)
 
-    async def aclose(self) -> None:
-        """Let go of the sandbox."""
-        await self._inner.aclose()
-
     async def snapshot(self, request: SnapshotRequest) -> NativeContent:
         """Capture the sandbox, if the provider declares that it can hold what is asked for."""
         _require(self.provider_name, self.capabilities, Verb.SNAPSHOT)
@@ -159,58 +143,29 @@ class GuardedSandbox(Sandbox):
         """Make admitted copies, guarded too."""
         _require(self.provider_name, self.capabilities, Verb.FORK)
         admitted = [admit_spec(self._policy, self.provider_name, self.capabilities, spec) for spec in specs]
-        return [GuardedSandbox(sandbox, self._policy) for sandbox in await self._inner.fork(admitted)]
+        return await super().fork(admitted)
 
 
-class GuardedProvider(Provider):
+class GuardedProvider(DelegatingProvider):
     """A provider reached only through the policy."""
 
     def __init__(self, inner: Provider, policy: Policy) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._policy = policy
 
-    @property
-    def name(self) -> str:
-        """The registry name."""
-        return self._inner.name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the engine can do."""
-        return self._inner.capabilities
-
-    async def __aenter__(self) -> Self:
-        """Reach the engine."""
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Let go of every sandbox."""
-        await self._inner.__aexit__(kind, error, trace)
+    def wrap(self, sandbox: Sandbox) -> Sandbox:
+        """Put the guard around a sandbox."""
+        return GuardedSandbox(sandbox, self._policy)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create an admitted sandbox."""
-        return self._guard(await self._inner.create(self._admit(spec)))
-
-    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
-        """Connect to a sandbox."""
-        return self._guard(await self._inner.attach(sandbox_id))
-
-    async def list(self) -> Sequence[SandboxInfo]:
-        """List the sandboxes."""
-        return await self._inner.list()
-
-    async def destroy(self, sandbox_id: SandboxId) -> None:
-        """Destroy a sandbox."""
-        await self._inner.destroy(sandbox_id)
+        return await super().create(self._admit(spec))
 
     async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
         """Create an admitted sandbox from a snapshot's content."""
         _require(self.name, self.capabilities, Verb.CREATE_FROM_SNAPSHOT)
         _require_own(self.name, content)
-        return self._guard(await self._inner.restore(content, self._admit(spec)))
+        return await super().restore(content, self._admit(spec))
 
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds."""
@@ -220,6 +175,3 @@ class GuardedProvider(Provider):
 
     def _admit(self, spec: SandboxSpec) -> SandboxSpec:
         return admit_spec(self._policy, self.name, self.capabilities, spec)
-
-    def _guard(self, sandbox: Sandbox) -> Sandbox:
-        return GuardedSandbox(sandbox, self._policy)

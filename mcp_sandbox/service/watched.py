@@ -7,6 +7,7 @@ from types import TracebackType
 import anyio
 from anyio.abc import ByteReceiveStream
 
+from mcp_sandbox.core.delegation import DelegatingSandbox
 from mcp_sandbox.core.errors import NotFoundError, SandboxGoneError
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
@@ -27,7 +28,6 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
-from mcp_sandbox.wrappers.base import DelegatingSandbox
 
 __all__ = ["WatchedSandbox"]
 

@@ -4,11 +4,11 @@ from weakref import WeakValueDictionary
 
 import anyio
 
+from mcp_sandbox.core.delegation import DelegatingExecution, DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.errors import CapacityError
 from mcp_sandbox.core.exec import ExecEvent, ExecRequest, Execution, Exited
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId
-from mcp_sandbox.wrappers.base import DelegatingExecution, DelegatingProvider, DelegatingSandbox
 
 __all__ = ["LimitedProvider"]
 

@@ -9,12 +9,12 @@ import anyio
 import pytest
 from file_world import World, open_world
 
+from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.errors import InvalidRequestError, StateError
 from mcp_sandbox.core.files import FileReader, ReadRequest, StatRequest, WriteRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import Workspace, WorkspaceMode
 from mcp_sandbox.service.reading import PICTURE_MAX_BYTES
-from mcp_sandbox.wrappers.base import DelegatingProvider, DelegatingSandbox
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 

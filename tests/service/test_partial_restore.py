@@ -8,6 +8,7 @@ import pytest
 from anyio.abc import ByteReceiveStream
 from sandbox_world import Server, World, content, put
 
+from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.errors import (
     InvalidRequestError,
     ProviderError,
@@ -26,7 +27,6 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent
-from mcp_sandbox.wrappers.base import DelegatingProvider, DelegatingSandbox
 
 __all__: list[str] = []
 

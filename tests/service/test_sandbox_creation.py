@@ -8,6 +8,7 @@ import anyio
 import pytest
 from sandbox_world import Server, World, content, put
 
+from mcp_sandbox.core.delegation import DelegatingProvider
 from mcp_sandbox.core.errors import (
     ConfigError,
     InvalidRequestError,
@@ -18,7 +19,6 @@ from mcp_sandbox.core.errors import (
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.store.registry import Registry
-from mcp_sandbox.wrappers.base import DelegatingProvider
 
 __all__: list[str] = []
 

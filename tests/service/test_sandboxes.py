@@ -9,6 +9,7 @@ import anyio
 import pytest
 from sandbox_world import Server, World, content, put, run
 
+from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.errors import (
     NotFoundError,
     SandboxError,
@@ -19,7 +20,6 @@ from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import StatRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxState
-from mcp_sandbox.wrappers.base import DelegatingProvider, DelegatingSandbox
 
 __all__: list[str] = []
 

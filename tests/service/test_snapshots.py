@@ -8,6 +8,7 @@ import pytest
 from sandbox_world import Server, World, content, put
 
 from mcp_sandbox.core.capability import Capabilities
+from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -26,7 +27,6 @@ from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot
 from mcp_sandbox.providers.memory.engine import engine_of
 from mcp_sandbox.store.identity import new_sandbox_id
-from mcp_sandbox.wrappers.base import DelegatingProvider, DelegatingSandbox
 
 __all__: list[str] = []
 

@@ -9,6 +9,7 @@ import pytest
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities, Verb
+from mcp_sandbox.core.delegation import DelegatingExecution, DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.exec import ExecEvent, ExecRequest, Execution, OutputChunk, StreamName
 from mcp_sandbox.core.files import FileReader, ReadRequest, UploadRequest, WriteRequest, WriteResult
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -22,7 +23,6 @@ from mcp_sandbox.testing.files import FileContract
 from mcp_sandbox.testing.lifecycle import LifecycleContract
 from mcp_sandbox.testing.limits import LimitContract
 from mcp_sandbox.testing.snapshots import SnapshotContract
-from mcp_sandbox.wrappers.base import DelegatingExecution, DelegatingProvider, DelegatingSandbox
 
 
 @pytest.fixture
