@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -71,7 +72,8 @@ class ProcessStream(ByteStream):
 
     async def aclose(self) -> None:
         """Close the input, take what still comes so that nobody hangs on it, and wait for the process to end."""
-        with anyio.move_on_after(5, shield=True), contextlib.suppress(anyio.BrokenResourceError):
+        gone = contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError)
+        with anyio.move_on_after(5, shield=True), gone:
             await self._into.aclose()
             async for _ in self._out_of:
                 pass
@@ -99,6 +101,15 @@ class Guest(abc.ABC):
     @abc.abstractmethod
     async def connect(self) -> GuestCarrier:
         """Make another connection."""
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncGenerator[GuestCarrier]:
+        """Make another connection, and end it."""
+        carrier = await self.connect()
+        try:
+            yield carrier
+        finally:
+            await carrier.aclose()
 
 
 class NamespacedGuest(Guest):
@@ -128,10 +139,12 @@ class NamespacedGuest(Guest):
         self._tool.chmod(0o755)
         self.init: subprocess.Popen[bytes] | None = None
         if self._carrier != "stdio":
-            self.init = subprocess.Popen(
-                self._command(*self._arguments), env=self._variables(), stdin=subprocess.DEVNULL
-            )
+            self.start()
         return self
+
+    def start(self) -> None:
+        """Start the agent; also again, after it ended."""
+        self.init = subprocess.Popen(self._command(*self._arguments), env=self._variables(), stdin=subprocess.DEVNULL)
 
     def __exit__(self, *_: object) -> None:
         """End everything and remove the root."""
@@ -144,8 +157,12 @@ class NamespacedGuest(Guest):
     def _command(self, *arguments: str) -> list[str]:
         return [*_UNSHARE, "--kill-child", "sh", "-c", _ENTER, "enter", str(self.root), *arguments]
 
-    def _variables(self) -> dict[str, str]:
-        return {"PATH": PATH, "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"}
+    def _variables(self, root: str = "") -> dict[str, str]:
+        return {"PATH": PATH, "ASAN_OPTIONS": f"detect_leaks=0:abort_on_error=1:log_path={root}/tmp/sanitizer"}
+
+    def findings(self) -> str:
+        """Return what a sanitizer wrote, if the program has one."""
+        return "\n".join(path.read_text("utf-8", "replace") for path in (self.root / "tmp").glob("sanitizer*"))
 
     @property
     def init_pid(self) -> int:
@@ -159,14 +176,22 @@ class NamespacedGuest(Guest):
         assert self.init is not None
         return self.init.wait(timeout_s)
 
-    async def socket(self) -> socket.socket:
-        """Connect to the agent's socket from outside."""
+    def connect_now(self) -> socket.socket:
+        """Connect to the agent's socket from outside, if it listens."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            peer.connect(str(self.root / AGENT[1:] / "agent.sock"))
+        except OSError:
+            peer.close()
+            raise
+        return peer
+
+    async def socket(self) -> socket.socket:
+        """Connect to the agent's socket from outside, as soon as it listens."""
         with anyio.fail_after(START_S):
             while True:
                 try:
-                    peer.connect(str(self.root / AGENT[1:] / "agent.sock"))
-                    return peer
+                    return self.connect_now()
                 except (FileNotFoundError, ConnectionRefusedError):
                     await anyio.sleep(0.005)  # the only sign of life that a starting agent gives
 
@@ -176,7 +201,8 @@ class NamespacedGuest(Guest):
             return await open_process_stream(self._command("stdio", str(timeout_s)), **self._variables())
         (await self.socket()).close()
         directory = str(self.root / AGENT[1:])
-        return await open_process_stream([str(self.program), "bridge", directory, str(timeout_s)], **self._variables())
+        command = [str(self.program), "bridge", directory, str(timeout_s)]
+        return await open_process_stream(command, **self._variables(str(self.root)))
 
     async def connect(self) -> GuestCarrier:
         """Make another connection."""

@@ -99,10 +99,8 @@ class TestTrees:
         assert text[0] == text[1]
 
     async def test_holes_stay_holes_and_read_as_zeros(self, carrier: GuestCarrier) -> None:
-        await shell(
-            carrier,
-            "cd /work; dd if=/dev/zero of=s bs=1 count=0 seek=3000000; printf x >> s; dd bs=1 count=0 seek=4000000 of=s",
-        )
+        grow = "dd if=/dev/zero of=s bs=1 count=0"
+        await shell(carrier, f"cd /work; {grow} seek=3000000; printf x >> s; {grow} seek=4000000")
         async with await pack_tar(carrier, DownloadRequest(path="/work")) as stream:
             data = await read_all(stream, 1 << 30)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -156,10 +154,8 @@ class TestTrees:
         await upload(carrier, archive(member("f", data=bytes(4 * MEGABYTE))))
         stream = await pack_tar(carrier, DownloadRequest(path="/work"))
         await stream.receive()
-        await shell(
-            carrier,
-            "kill -9 $(cat /proc/[0-9]*/stat | while read p n _; do [ $p != 1 ] && [ $n = '(guest)' ] && echo $p; done)",
-        )
+        workers = "cat /proc/[0-9]*/stat | while read p n _; do [ $p != 1 ] && [ $n = '(guest)' ] && echo $p; done"
+        await shell(carrier, f"kill -9 $({workers})")
         with anyio.fail_after(10), pytest.raises((OSError, SandboxGoneError)):  # SandboxGone: the bridge died as well
             await read_all(stream, 1 << 30)
         await stream.aclose()
