@@ -1,13 +1,16 @@
-"""What the zygote of the embedded engine takes along from the server."""
+"""What the zygote of the embedded engine takes along from the server, and what it says when it cannot start one."""
 
+import errno
 import os
+import socket
 from pathlib import Path
 
+import anyio
 import pytest
 from guest_world import namespaces_work
 
 from mcp_sandbox.engines.identity import choose_identity
-from mcp_sandbox.engines.launcher import Launcher
+from mcp_sandbox.engines.launcher import Launcher, tokens
 
 __all__: list[str] = []
 
@@ -20,6 +23,23 @@ async def test_b111_the_zygote_holds_none_of_the_servers_standard_streams(tmp_pa
         (zygote,) = set(_children()) - before
         held = [os.readlink(f"/proc/{zygote}/fd/{number}") for number in range(3)]
     assert held == [os.devnull] * 3
+
+
+@pytest.mark.skipif(bool(namespaces_work()), reason=namespaces_work())
+async def test_a_step_that_the_launcher_itself_cannot_take_is_named_at_once(tmp_path: Path) -> None:
+    """Where user namespaces are switched off, this is what `doctor` explains; nothing of the attempt is left open."""
+    impossible = tokens("namespaces", 0x800, "--")  # CLONE_SIGHAND alone: man 2 clone, EINVAL
+    before = set(_children())
+    async with Launcher(tmp_path, choose_identity()) as launcher:
+        (zygote,) = set(_children()) - before
+        held = sorted(os.listdir(f"/proc/{zygote}/fd"))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as anything, anyio.fail_after(5):
+            for _ in range(3):
+                with pytest.raises(OSError, match="clone namespaces") as raised:
+                    await launcher.start(impossible, [anything.fileno()] * 3)
+                assert raised.value.errno == errno.EINVAL
+            while sorted(os.listdir(f"/proc/{zygote}/fd")) != held:  # it answers first, then it closes
+                await anyio.sleep(0.01)
 
 
 def _children() -> list[str]:

@@ -188,6 +188,13 @@ void enter_sandbox(const struct plan *p, int *early, int early_count) {
 /* ------------------------------------------------------------------------------------------------ the zygote */
 
 static int identity_namespace = -1;
+static int held[16], held_count; /* descriptors of the launcher's own that a failed step must not leave open */
+
+static int hold(int fd) { return held[held_count++] = fd; }
+
+static void release_held(void) {
+  while (held_count) close(held[--held_count]);
+}
 
 static void split(struct plan *p, char *data, size_t length) {
   static char *tokens[TOKENS_MAX + 8];
@@ -208,31 +215,39 @@ static void map_ids(pid_t pid, const char *uids, const char *gids) {
 /* A user namespace that only serves as a map for mounts. */
 static void open_identity(const char *map) {
   int ready[2];
-  char byte, path[64];
+  char path[64];
   if (pipe2(ready, O_CLOEXEC) < 0) setup_fail("pipe");
+  hold(ready[0]);
+  hold(ready[1]);
   pid_t pid = fork();
   if (pid == 0) {
-    byte = unshare(CLONE_NEWUSER) == 0 ? 'y' : 'n';
-    if (write(ready[1], &byte, 1) != 1) _exit(1);
+    unsigned char error = unshare(CLONE_NEWUSER) == 0 ? 0 : (unsigned char)errno;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a step that fails later leaves it behind */
+    if (write(ready[1], &error, 1) != 1 || error) _exit(1);
     pause();
     _exit(0);
   }
-  if (pid < 0 || read(ready[0], &byte, 1) != 1 || byte != 'y') setup_fail("unshare user namespace");
+  unsigned char error = (unsigned char)errno;
+  if (pid < 0 || read(ready[0], &error, 1) != 1 || error) {
+    errno = error;
+    setup_fail("unshare user namespace");
+  }
   map_ids(pid, map, map);
   snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
   identity_namespace = open(path, O_RDONLY | O_CLOEXEC);
   kill(pid, SIGKILL);
-  close(ready[0]);
-  close(ready[1]);
+  release_held();
   if (identity_namespace < 0) setup_fail("open user namespace");
 }
 
-static void child(const struct plan *p, int *early, int early_count, int sync) {
+static void child(const struct plan *p, int *early, int early_count, const int *sync) {
   char byte, map[64];
   in_launcher = false;
+  setup_report = p->fds[0];
+  close(sync[1]); /* else the end of the launcher would not end the wait below */
   signal(SIGCHLD, SIG_DFL);
   if (plan_option(p, "map")) {
-    if (read(sync, &byte, 1) != 1) _exit(1); /* the launcher writes the maps */
+    if (read(sync[0], &byte, 1) != 1) _exit(1); /* the launcher writes the maps */
   } else {
     write_file("/proc/self/setgroups", "deny");
     snprintf(map, sizeof map, "0 %ld 1", plan_number(p, "uid", 0));
@@ -240,7 +255,7 @@ static void child(const struct plan *p, int *early, int early_count, int sync) {
     snprintf(map, sizeof map, "0 %ld 1", plan_number(p, "gid", 0));
     write_file("/proc/self/gid_map", map);
   }
-  close(sync);
+  close(sync[0]);
   close(3); /* the zygote's own channel */
   enter_sandbox(p, early, early_count);
   load_filter(p->fds[2]);
@@ -252,30 +267,29 @@ static void child(const struct plan *p, int *early, int early_count, int sync) {
 
 static void start_sandbox(int channel, const struct plan *p) {
   int early[8], early_count = 0, pipes[2], pidfd = -1;
-  setup_report = p->fds[0];
   const char *map = plan_option(p, "map");
   if (map) /* with a range of ids the overlays belong to the initial user namespace: only there may lowers be idmapped */
     for (int i = first_step(p); i < p->count && early_count < 8;) {
       if (strcmp(p->token[i], "overlay")) break;
       int used;
-      early[early_count++] = make_overlay(p->token + i + 2, &used);
+      early[early_count++] = hold(make_overlay(p->token + i + 2, &used));
       i += 2 + used;
     }
   if (pipe2(pipes, O_CLOEXEC) < 0) setup_fail("pipe");
+  hold(pipes[0]);
+  hold(pipes[1]);
   unsigned long flags = (unsigned long)plan_number(p, "namespaces", 0);
   pid_t pid = (pid_t)syscall(SYS_clone, flags | CLONE_PIDFD | SIGCHLD, 0, &pidfd, 0, 0);
   if (pid < 0) setup_fail("clone namespaces");
-  if (pid == 0) child(p, early, early_count, pipes[0]);
+  if (pid == 0) child(p, early, early_count, pipes);
+  hold(pidfd);
   if (map) {
     map_ids(pid, map, map);
     if (write(pipes[1], "x", 1) != 1) setup_fail("start");
   }
-  close(pipes[0]);
-  close(pipes[1]);
-  for (int i = 0; i < early_count; i++) close(early[i]);
   uint32_t number = (uint32_t)pid;
   send_frame(channel, T_STARTED, 0, &number, sizeof number, pidfd);
-  close(pidfd);
+  release_held();
 }
 
 static void close_descriptors(struct plan *p) {
@@ -292,6 +306,7 @@ void zygote_main(void) {
   in_launcher = true;
   for (;;) {
     if (setjmp(launcher)) {
+      release_held();
       close_descriptors(&p);
       continue;
     }
