@@ -279,8 +279,9 @@ class LocalCarrier(CommandCarrier):
 
     def _dispatch(self, frame: Frame, descriptors: list[int]) -> None:
         if frame.type == Type.EXIT:
-            if (execution := self._commands.pop(frame.id, None)) is not None:
+            if (execution := self._commands.get(frame.id)) is not None:
                 execution.ended(frame.payload)
+                del self._commands[frame.id]
         elif frame.type == Type.GOING:
             (reason,) = struct.unpack_from("<I", frame.payload)
             self._restarting = reason == GoingReason.RESTART

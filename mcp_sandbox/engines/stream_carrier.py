@@ -316,8 +316,9 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         elif frame.type == Type.CLOSE:
             self._closed_channel(frame)
         elif frame.type == Type.EXIT:
-            if (execution := self._commands.pop(frame.id, None)) is not None:
+            if (execution := self._commands.get(frame.id)) is not None:
                 execution.ended(frame.payload)
+                del self._commands[frame.id]
         elif frame.type == Type.GOING:
             self._restarting = _number(frame) == GoingReason.RESTART
         elif frame.type == Type.ACCEPTED:  # nobody here listens yet
@@ -338,9 +339,9 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
             inlet.finished(os_error(host_errno(number)) if number else None)
 
     def _answered(self, frame: Frame) -> None:
+        number, _ = error_fields(frame.payload) if frame.type == Type.ERROR else (0, "")
         answer = self._pending.pop(frame.id, None)
-        if frame.type == Type.ERROR:  # its channels are gone, without a CLOSE
-            number, _ = error_fields(frame.payload)
+        if number:  # its channels are gone, without a CLOSE
             if (outlet := self._outlets.pop(frame.id, None)) is not None:
                 outlet.finished(0)
             for channel in (STDOUT, STDERR):
