@@ -1,8 +1,8 @@
 """Provider `local`: the embedded engine. Linux only; no daemon, no image, no privilege."""
 
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -148,8 +148,7 @@ class LocalSandbox(Sandbox):
                 "Snapshot refused", why=f"provider 'local' cannot hold {', '.join(sorted(extra))}",
                 fix="Ask for files only, or use a provider that holds memory",
             )  # fmt: skip
-        await self.connect()
-        async with alocked(self._engine.store.lock(self.id)):
+        async with self._held():
             frozen = await freeze(self._engine, self.id)
         return NativeContent(
             provider=NAME, ref=frozen.ref, holds=self._capabilities.snapshot_holds, size_bytes=frozen.size_bytes,
@@ -157,20 +156,31 @@ class LocalSandbox(Sandbox):
         )  # fmt: skip
 
     async def restore(self, content: NativeContent) -> None:
-        async with alocked(self._engine.store.lock(self.id)):
+        async with self._held():
             await restore_layers(self._engine, self.id, content.ref)
 
     async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
         for spec in specs:
             require_enforceable(NAME, self._capabilities, spec)
-        await self.connect()
-        async with alocked(self._engine.store.lock(self.id)):
+        async with self._held():
             frozen = await freeze(self._engine, self.id)
         snapshot = self._engine.store.load_snapshot(frozen.ref)
         try:
             return [await _open_new(self._engine, self._capabilities, spec, snapshot) for spec in specs]
         finally:
             self._engine.store.remove_snapshot(frozen.ref)
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncGenerator[None]:
+        """Hold the sandbox against everybody else; it need not run."""
+        if self._closed:
+            raise gone()
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(alocked(self._engine.store.lock(self.id)))
+            except FileNotFoundError:
+                raise destroyed(self.id) from None
+            yield
 
     async def aclose(self) -> None:
         self._closed = True
