@@ -41,6 +41,7 @@ mount --bind /usr usr
 mount -o remount,bind,ro usr
 for name in null zero full urandom; do mount --bind "/dev/$name" "dev/$name"; done
 mount -t proc proc proc
+ip link set lo up || true
 mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
 pivot_root . old
 cd /

@@ -2,7 +2,10 @@
 #include "guest.h"
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
+
+#define REFUSAL_MS 20
 
 static void answer(int peer, uint32_t id, int fd, int error, const char *step) {
   if (error) send_error(peer, id, error, step);
@@ -28,6 +31,12 @@ void net_connect(int peer, uint32_t id, struct cursor *c) {
   loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = -1, error = c->bad || port > 65535 ? EPROTO : 0;
   if (!error && (fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) < 0) error = errno;
-  if (!error && connect(fd, (struct sockaddr *)&loopback, sizeof loopback) < 0 && errno != EINPROGRESS) error = errno;
+  if (!error && connect(fd, (struct sockaddr *)&loopback, sizeof loopback) < 0) error = errno;
+  if (error == EINPROGRESS) { /* on the loopback a refusal is there at once; a busy listener is waited for outside */
+    struct pollfd wait = {fd, POLLOUT, 0};
+    socklen_t size = sizeof error;
+    poll(&wait, 1, REFUSAL_MS);
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0) error = errno;
+  }
   answer(peer, id, fd, error, "connect");
 }
