@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import sys
+import textwrap
 import time
 from typing import cast
 
@@ -13,7 +14,15 @@ from mcp_sandbox import __version__
 from mcp_sandbox.cli.demo.agent import Agent, ToolFailedError, connected, load_sdk, server_command
 from mcp_sandbox.cli.demo.display import Display, duration, is_lively
 from mcp_sandbox.cli.demo.scenes import SCENES, SECRET, Show, UnexpectedError
-from mcp_sandbox.cli.demo.stage import Stage, alive, descendants, file_system, mounts_below, set_up
+from mcp_sandbox.cli.demo.stage import (
+    Stage,
+    alive,
+    descendants,
+    file_system,
+    mounts_below,
+    set_up,
+    state_cannot_hold_sandboxes,
+)
 from mcp_sandbox.cli.demo.timings import Timing, as_json, measure, show_timings, start_timing
 from mcp_sandbox.cli.options import add_json, parser
 from mcp_sandbox.cli.running import until_signal
@@ -24,7 +33,7 @@ __all__ = ["main"]
 _EXAMPLE = "  mcp-sandbox demo"
 _SCENES = len(SCENES) + 3
 _DEATH_S = 5.0
-_TOOLS_IN_A_LINE = 5
+_TOOLS_WIDTH = 72
 _LAST_WORDS = 1000
 
 
@@ -39,18 +48,18 @@ def main(arguments: list[str]) -> int:
 async def _perform(options: argparse.Namespace) -> int:
     stream = sys.stderr if options.json else sys.stdout
     display = Display(stream, lively=is_lively(stream, os.environ), scenes=_SCENES, quiet=options.json)
-    display.title(f"mcp-sandbox {__version__}", "an MCP client starts the server and uses it, as your agent would")
+    display.title(f"mcp-sandbox {__version__}", "a real MCP client uses a real server, as your agent will")
     timings: list[Timing] = []
     failure = ""
-    async with display.moving():
-        async with set_up() as stage:
-            kind = file_system(stage.state)
-            try:
-                timings = await _play(display, stage)
-            except Exception as error:  # noqa: BLE001 (whatever it is, the reader gets a sentence)
-                failure = _explained(error, stage)
+    async with display.moving(), set_up() as stage:
+        kind = file_system(stage.state)
+        try:
+            timings = await _play(display, stage)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the reader gets a sentence)
+            failure = _explained(error, stage)
     if failure:
         display.failure(failure)
+        display.note("`mcp-sandbox doctor` tries every step by itself.")
         return 1
     if options.json:
         print_json(as_json(timings, total_s=display.elapsed_s, file_system=kind))
@@ -63,9 +72,10 @@ async def _play(display: Display, stage: Stage) -> list[Timing]:
     display.scene("A client starts a server")
     display.doing("loading the client")
     await load_sdk()
-    arguments = ["serve", "--provider", "local", "--project", str(stage.project)]
-    variables = {"MCP_SANDBOX_HOME": str(stage.state), **SECRET}
-    display.call("$", f"mcp-sandbox {' '.join(arguments)}")
+    arguments = ["serve", "--project", str(stage.project)]
+    variables = {"MCP_SANDBOX_HOME": str(stage.state), "MCP_SANDBOX_PROVIDER": "local", **SECRET}
+    display.command(f"mcp-sandbox {' '.join(arguments)}")
+    display.doing("starting the server")
     began_s = time.perf_counter()
     with stage.log.open("w", encoding="utf-8") as log:
         async with connected(arguments, variables, log) as agent:
@@ -85,9 +95,7 @@ async def _play(display: Display, stage: Stage) -> list[Timing]:
 
 def _show_tools(display: Display, agent: Agent, tools: list[str], started_s: float) -> None:
     display.call("tools/list", f"MCP {agent.protocol}, {len(tools)} tools", started_s)
-    width = max(map(len, tools)) + 1
-    for first in range(0, len(tools), _TOOLS_IN_A_LINE):
-        display.output("".join(name.ljust(width) for name in tools[first : first + _TOOLS_IN_A_LINE]))
+    display.output("\n".join(textwrap.wrap("  ".join(tools), _TOOLS_WIDTH)))
 
 
 async def _leave(show: Show) -> dict[int, str]:
@@ -104,7 +112,7 @@ async def _leave(show: Show) -> dict[int, str]:
 
 async def _check_nothing_is_left(display: Display, stage: Stage, processes: dict[int, str]) -> None:
     with anyio.move_on_after(_DEATH_S):
-        while alive(processes):
+        while alive(processes):  # noqa: ASYNC110 (nobody tells when another program's child has ended)
             await anyio.sleep(0.01)
     left, mounts = alive(processes), mounts_below(stage.root)
     await stage.remove()
@@ -118,7 +126,7 @@ def _explained(error: BaseException, stage: Stage) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     if isinstance(error, ToolFailedError):
-        return f"{error} `mcp-sandbox doctor` tries every step by itself."
+        return str(error)
     if isinstance(error, UnexpectedError):
         return f"{error}. Report this as a bug."
     words = stage.log.read_text("utf-8", "replace").strip() if stage.log.exists() else ""
@@ -131,3 +139,9 @@ def _say_goodbye(display: Display) -> None:
     display.line()
     display.line(f"All of this took {duration(display.elapsed_s)}. Give it to your agent, for example:")
     display.line(f"    claude mcp add sandbox -- {command} serve")
+    if state_cannot_hold_sandboxes():
+        display.line()
+        display.note(
+            "Here your home directory is on overlayfs, as in a container, where no sandbox can be: set "
+            "MCP_SANDBOX_HOME to a directory on ext4, xfs, btrfs or tmpfs. This demo has used one in memory."
+        )

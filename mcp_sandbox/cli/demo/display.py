@@ -35,7 +35,7 @@ def is_lively(stream: TextIO, environ: Mapping[str, str]) -> bool:
 def duration(seconds: float) -> str:
     """Return a time with three digits: `1.25 ms`."""
     amount, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
-    return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+    return f"{amount:.0f} {unit}" if amount >= 99.95 else f"{amount:#.3g} {unit}"
 
 
 class Display:
@@ -117,20 +117,28 @@ class Display:
         self.line()
         self.line(self._styled(f"{self._scene:2}  {title}", _BOLD))
 
-    def call(self, tool: str, what: str, taken_s: float | None = None) -> None:
+    def command(self, text: str) -> None:
+        """Print a command line of the host, whole."""
+        self.line(f"    $ {text}")
+
+    def call(self, tool: str, what: str, taken_s: float) -> None:
         """Print a tool call and how long it took, at the client."""
         room = self._width - 5 - _TOOL - _TIME
-        took = duration(taken_s) if taken_s is not None else ""
         name = self._styled(tool.ljust(_TOOL), _CYAN)
-        self.line(f"    {name}{_fitted(what, room).ljust(room)} {took:>{_TIME}}".rstrip())
+        self.line(f"    {name}{_fitted(what, room).ljust(room)} {duration(taken_s):>{_TIME}}")
 
     def output(self, text: str) -> None:
         """Print what a tool answered."""
-        lines = text.rstrip("\n").splitlines()
+        lines = [line.expandtabs().rstrip() for line in text.rstrip().splitlines()]
         if len(lines) > _MOST_LINES:
             lines = [*lines[: _MOST_LINES - 1], f"… {len(lines) - _MOST_LINES + 1} more lines"]
         for shown in lines:
-            self.line(self._styled(f"    │ {_fitted(shown.expandtabs(), self._width - 6)}", _DIM))
+            self.line(self._styled(f"    │ {_fitted(shown, self._width - 6)}", _DIM))
+
+    def note(self, text: str) -> None:
+        """Print something beside the point, on as many lines as it needs."""
+        for part in textwrap.wrap(text, self._width - 4):
+            self.line(self._styled(f"    {part}", _DIM))
 
     def proof(self, text: str) -> None:
         """Print what was checked and held."""

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from mcp_sandbox.cli.demo.agent import Agent, Reply
@@ -32,6 +32,7 @@ while [ $n -le 20 ]; do
     if [ $((d * d)) -gt $n ]; then printf '%s ' $n; fi
     n=$((n + 1))
 done
+echo
 """
 
 _FILL: Final = (
@@ -109,6 +110,7 @@ async def _first_command(show: Show) -> None:
     show.display.scene("The first command: nothing to create, nothing to install")
     reply = await show.exec("uname -s; id -un; ls")
     show.check(reply.body.split() == ["Linux", "root", "notes.txt"], "a command runs in the project", reply.text)
+    show.display.note("(the first use on a machine also builds what all sandboxes stand on)")
     reply = await show.exec("echo out; echo err >&2; exit 7", answer="all")
     show.check(reply.header.startswith("exit=7 "), "the exit code arrives", reply.text)
 
@@ -120,12 +122,10 @@ async def _program(show: Show) -> None:
     reply = await show.exec("sh primes.sh")
     show.check(reply.body.split()[-1:] == ["19"], "the program runs", reply.text)
     await show.call("edit_file", "primes.sh: 20 becomes 50", file_path="primes.sh", old_string="20", new_string="50")
-    reply = await show.exec(
-        "sh primes.sh; echo changed > notes.txt; ls", what="sh primes.sh; echo changed > notes.txt; ls"
-    )
+    reply = await show.exec("sh primes.sh; echo changed > notes.txt")
     show.check("47" in reply.body, "the edit is there", reply.text)
     show.check_project(host)
-    show.display.proof(f"on the host the project is as it was: {', '.join(host)}, not a byte changed")
+    show.display.proof(f"on the host the project is as it was: {', '.join(host)} alone, not a byte changed")
 
 
 async def _disaster(show: Show) -> None:
@@ -164,17 +164,18 @@ async def _at_once(show: Show) -> None:
 
 async def _timeout(show: Show) -> None:
     show.display.scene("A command that does not end")
-    reply = await show.exec(_ENDLESS, answer="", timeout_s=_TIMEOUT_S)
+    what = f"timeout_s={_TIMEOUT_S:g}: three sleeps, two in hiding"
+    reply = await show.exec(_ENDLESS, what=what, answer="", timeout_s=_TIMEOUT_S)
     show.display.output("\n".join([reply.header, *reply.body.splitlines()[-1:]]))
     show.check(reply.header.startswith("ended=timeout ") and "started" in reply.body, "the timeout holds", reply.text)
     left = (await show.agent.call("exec", command="grep -sl '^sleep' /proc/[0-9]*/comm | wc -l")).body.strip()
     show.check(left == "0", "everything that it had started is dead", f"{left} processes")
-    show.display.proof("its output is kept, and all it had started is dead, also what had hidden in a session")
+    show.display.proof("its output is kept; all it had started is dead, what was in hiding too")
 
 
 async def _job(show: Show) -> None:
     show.display.scene("A job in the background")
-    reply = await show.exec(_JOB, answer="", run_in_background=True)
+    reply = await show.exec(_JOB, what="run_in_background: three steps of a build", answer="", run_in_background=True)
     show.display.output(reply.header)
     found = re.match(r"job_id=(j\d+) status=running ", reply.header)
     show.check(found is not None, "it runs on as a job", reply.text)
@@ -188,10 +189,10 @@ async def _job(show: Show) -> None:
 
 async def _isolation(show: Show) -> None:
     show.display.scene("What a sandbox sees of this machine")
-    home, state = Path("~").expanduser(), show.stage.state
-    there = _count(home)
-    value = next(iter(SECRET.values()))
-    command = f"set -- {value[:6]}'{value[6:]}' '{home}' '{state}'\n{_LOOK}"
+    home, value = _home(), next(iter(SECRET.values()))
+    # In two pieces: the command line itself must not be what is found.
+    words = [f"{value[:6]}'{value[6:]}'", shlex.quote(home), shlex.quote(str(show.stage.state))]
+    command = f"set -- {' '.join(words)}\n{_LOOK}"
     reply = await show.call("exec", "look around", command=command)
     seen = dict(line.split(": ", 1) for line in reply.body.splitlines() if ": " in line)
     user, _, start, *_ = [*seen["user"].replace(",", "").split(), "", "", ""]
@@ -201,18 +202,25 @@ async def _isolation(show: Show) -> None:
     show.check(seen.get("seccomp") == "2", "system calls are filtered", seen)
     show.check(start.isdecimal() and start != "0", "root inside is nobody special outside", seen)
     fact = show.display.fact
-    fact("user", f"{user} inside, uid {start} outside, without any privilege there")
-    fact("network", f"lo alone, no route; a connection fails: {seen.get('connect', 'not tried, there is no bash')}")
+    nobody = "an ordinary user's: yours" if start == str(os.geteuid()) else "nobody's on this machine"
+    fact("user", f"{user} inside; outside its uid is {start}, {nobody}")
+    fact("network", f"lo alone, no route; {seen.get('connect', '').lower() or 'no bash to try a connection with'}")
     fact("environment", "a key planted in the server's environment is in no process")
-    fact("files", f"your home: 0 of its {there} entries; the server's state: not there")
-    fact("processes", f"{seen['processes']} of {_count(Path('/proc'), numbers=True)}")
-    fact("kernel", "system calls filtered (seccomp), no new privileges; shared with the host")
+    fact("files", f"your home: 0 of its {len(_names(home))} entries; the server's state: none")
+    fact("processes", f"{seen['processes']} of the {sum(map(str.isdecimal, _names('/proc')))} on this machine")
+    fact("kernel", "the host's, behind a seccomp filter, without new privileges")
 
 
-def _count(directory: Path, *, numbers: bool = False) -> int:
+def _home() -> str:
+    """Return the host's home directory; where there is none, that of everybody."""
+    home = os.path.expanduser("~")  # noqa: PTH111
+    return home if home.strip("/") else "/home"
+
+
+def _names(directory: str) -> list[str]:
     with contextlib.suppress(OSError):
-        return sum(name.isdecimal() or not numbers for name in os.listdir(directory))
-    return 0
+        return os.listdir(directory)  # noqa: PTH208
+    return []
 
 
 SCENES: Final[tuple[Callable[[Show], Awaitable[None]], ...]] = (

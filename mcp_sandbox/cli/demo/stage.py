@@ -14,9 +14,21 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-__all__ = ["Stage", "alive", "descendants", "file_system", "mounts_below", "set_up"]
+from mcp_sandbox.core.errors import ConfigError
+from mcp_sandbox.store.directories import state_root
+
+__all__ = [
+    "Stage",
+    "alive",
+    "descendants",
+    "file_system",
+    "mounts_below",
+    "set_up",
+    "state_cannot_hold_sandboxes",
+]
 
 _HOME_VARIABLE: Final = "MCP_SANDBOX_HOME"
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a directory is made in it safely)
 _REMOVAL_S: Final = 5.0
 _NOTES: Final = "This file is on the host. A sandbox sees it, and can change its own copy only.\n"
 
@@ -74,15 +86,19 @@ def _place() -> Path | None:
 
     Who set the state directory knows such a place. In a container only memory may be one: layers do not lie on layers.
     """
-    if (given := os.environ.get(_HOME_VARIABLE, "")).startswith("/"):
-        place = Path(given).parent
-        if os.access(place, os.W_OK):
-            return place
-    memory = Path("/dev/shm")  # noqa: S108 (a directory is made in it safely)
-    usual = Path(tempfile.gettempdir()).resolve()
-    if file_system(usual) == "overlay" and os.access(memory, os.W_OK) and file_system(memory) != "overlay":
-        return memory
+    if (given := os.environ.get(_HOME_VARIABLE, "")).startswith("/") and os.access(Path(given).parent, os.W_OK):
+        return Path(given).parent
+    if file_system(Path(tempfile.gettempdir()).resolve()) == "overlay" and os.access(_MEMORY, os.W_OK):
+        return _MEMORY
     return None
+
+
+def state_cannot_hold_sandboxes() -> bool:
+    """Whether a server that is told nothing would keep its sandboxes on overlayfs."""
+    try:
+        return file_system(state_root(os.environ).resolve()) == "overlay"
+    except (ConfigError, OSError):
+        return False
 
 
 def file_system(directory: Path) -> str:
@@ -149,7 +165,7 @@ def mounts_below(directory: Path) -> int:
 
 def _pids() -> list[int]:
     try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     except OSError:
         return []
 
