@@ -8,11 +8,11 @@ import sys
 from typing import NamedTuple
 
 from mcp_sandbox.settings.project import find_project
+from mcp_sandbox.tools.tool import PROFILES
 
 __all__ = ["Options", "main"]
 
 _EXAMPLE = "  mcp-sandbox serve --project ~/src/app --tools full"
-_PROFILES = ("minimal", "default", "full")
 _NAMES = {"--project": "project", "--provider": "provider", "--tools": "tools", "--tool-prefix": "tool_prefix"}
 
 
@@ -42,7 +42,6 @@ def main(arguments: list[str]) -> int:
     from mcp_sandbox.service.kept import Kept
     from mcp_sandbox.service.services import Services
     from mcp_sandbox.tools.server import build_server
-    from mcp_sandbox.tools.tool import Profile
     from mcp_sandbox.transport.stdio import serve_stdio
 
     async def complain(services: Kept[Services]) -> None:
@@ -55,8 +54,7 @@ def main(arguments: list[str]) -> int:
     async def serve() -> None:
         async with anyio.create_task_group() as tasks:
             services = Kept(tasks, lambda: open_services(project=project, provider=options.provider or ""))
-            profile = Profile[options.tools.upper()]
-            server = build_server(services.get, profile=profile, prefix=options.tool_prefix)
+            server = build_server(services.get, profile=options.tools, prefix=options.tool_prefix)
             tasks.start_soon(complain, services)
             try:
                 await serve_stdio(server, wire=wire)
@@ -80,7 +78,7 @@ def _parsed(arguments: list[str]) -> Options:
             return _explained(arguments)
         given[field] = text
     options = Options(**given)
-    return options if options.tools in _PROFILES and _is_prefix(options.tool_prefix) else _explained(arguments)
+    return options if options.tools in PROFILES and _is_prefix(options.tool_prefix) else _explained(arguments)
 
 
 def _is_prefix(text: str) -> bool:
@@ -100,7 +98,7 @@ def _explained(arguments: list[str]) -> Options:
 
     reader = parser("serve", "Serve the tools over standard input and output.", _EXAMPLE)
     add_scope(reader)
-    reader.add_argument("--tools", choices=_PROFILES, default="default", help="which tools to list (default: default)")
+    reader.add_argument("--tools", choices=PROFILES, default="default", help="which tools to list (default: default)")
     reader.add_argument(
         "--tool-prefix", metavar="P", type=prefix, default="", help="what every tool's name begins with"
     )

@@ -4,13 +4,9 @@ What is listed depends on the profile alone, never on a provider or a manifest: 
 at, and it must not change while a client is connected.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from mcp_sandbox.tools import exec as exec_tools
 from mcp_sandbox.tools import files, sandboxes, snapshots
-from mcp_sandbox.tools.tool import Profile, Tool
+from mcp_sandbox.tools.tool import PROFILES, Tool
 
 __all__ = ["ALL_TOOLS", "tools_for"]
 
@@ -43,27 +39,11 @@ ALL_TOOLS = _collected()
 """Every tool, whatever the profile."""
 
 
-def tools_for(profile: Profile, prefix: str = "") -> tuple[Tool, ...]:
+def tools_for(profile: str, prefix: str = "") -> tuple[Tool, ...]:
     """Return the tools of a profile, their names and what they say about each other under `prefix`."""
-    chosen = [tool for tool in ALL_TOOLS if tool.profile <= profile]
+    shown = PROFILES.index(profile)
+    chosen = tuple(tool for tool in ALL_TOOLS if PROFILES.index(tool.profile) <= shown)
     if not prefix:
-        return tuple(chosen)
-    names = [tool.name for tool in chosen]
-
-    def renamed(text: str) -> str:
-        for name in names:
-            text = text.replace(f"`{name}`", f"`{prefix}{name}`")
-        return text
-
-    def described(fragment: Mapping[str, Any]) -> dict[str, Any]:
-        return {**fragment, "description": renamed(fragment["description"])}
-
-    return tuple(
-        replace(
-            tool,
-            name=f"{prefix}{tool.name}",
-            description=renamed(tool.description),
-            properties={name: described(fragment) for name, fragment in tool.properties.items()},
-        )
-        for tool in chosen
-    )
+        return chosen
+    names = {tool.name: f"{prefix}{tool.name}" for tool in chosen}
+    return tuple(tool.renamed(names) for tool in chosen)

@@ -1,91 +1,10 @@
 """`sandbox_create`, `sandbox_list`, `sandbox_destroy`."""
 
-from collections.abc import Iterable
-from typing import Any
-
-from mcp_sandbox.core.sandbox import SandboxState
-from mcp_sandbox.service.quantities import seconds_of
-from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxSummary
-from mcp_sandbox.tools.tool import Answer, Call, Tool
+from mcp_sandbox.tools.tool import Deferred, Tool
 
 __all__ = ["TOOLS"]
 
-_MOST_LISTED = 100
-_SHORT = 12
-
-
-async def _create(call: Call) -> Answer:
-    arguments = call.arguments
-    made = await call.services.sandboxes.create(
-        name=arguments.get("name", ""),
-        provider=arguments.get("provider", ""),
-        from_snapshot=arguments.get("from_snapshot", ""),
-        count=arguments["count"],
-    )
-    facts = [_created(live) for live in made]
-    lines = [_line(fact) for fact in facts]
-    use = f"Use it with sandbox={(facts[0]['name'] or facts[0]['id'])!r}." if len(facts) == 1 else "Use each by its id."
-    return Answer(text="\n".join([*lines, use]), structured={"sandboxes": facts})
-
-
-async def _list(call: Call) -> Answer:
-    summaries = list(await call.services.sandboxes.list())
-    facts = [_listed(summary) for summary in summaries[-_MOST_LISTED:]]
-    if not facts:
-        text = "No sandboxes yet. The project's own is made as soon as a tool uses it."
-    else:
-        left_out = len(summaries) - len(facts)
-        lines = [_line(fact) for fact in facts] + [f"({left_out} older ones are not shown)"] * (left_out > 0)
-        text = "\n".join([*lines, *sorted({summary.detail for summary in summaries if summary.detail})])
-    return Answer(text=text, structured={"sandboxes": facts, "total": len(summaries)})
-
-
-async def _destroy(call: Call) -> Answer:
-    record = await call.services.sandboxes.destroy(call.arguments["sandbox"])
-    kept = "Its snapshots stay" + ("; the next use of a tool makes a new one" if record.is_default else "")
-    return Answer(
-        text=f"Destroyed {_line({'id': record.id, 'name': record.name})}. {kept}.",
-        structured={"id": record.id, "name": record.name},
-    )
-
-
-def _created(live: LiveSandbox) -> dict[str, Any]:
-    record = live.record
-    return {
-        "id": record.id,
-        "name": record.name,
-        "provider": record.provider,
-        "snapshot": (record.parent or "")[:_SHORT],
-    }
-
-
-def _listed(summary: SandboxSummary) -> dict[str, Any]:
-    record = summary.record
-    return {
-        "id": record.id,
-        "name": record.name,
-        "default": summary.is_current,
-        "provider": record.provider,
-        "state": (summary.state or "unknown") if summary.state is not SandboxState.GONE else "gone",
-        "created_at": seconds_of(record.created_at),
-        "last_used_at": seconds_of(record.last_used_at),
-        "snapshot": (record.parent or "")[:_SHORT],
-    }
-
-
-def _line(fact: dict[str, Any]) -> str:
-    return " ".join(_words(fact))
-
-
-def _words(fact: dict[str, Any]) -> Iterable[str]:
-    for name, value in fact.items():
-        if name == "id":
-            yield value
-        elif value is True:
-            yield f"({name})"
-        elif value not in ("", False):
-            yield f"{name}={value}"
-
+_CALLS = "mcp_sandbox.tools.calls.sandboxes"
 
 TOOLS = (
     Tool(
@@ -95,7 +14,7 @@ TOOLS = (
             "Create further sandboxes beside the project's own, which needs no creating: to try variants in parallel, "
             "or to go on from a snapshot. They stay until `sandbox_destroy`."
         ),
-        handler=_create,
+        handler=Deferred(_CALLS, "sandbox_create"),
         properties={
             "name": {"type": "string", "description": "Name to call it by; with count > 1, name-1, name-2, ..."},
             "provider": {"type": "string", "description": "Engine; default: the configured one"},
@@ -107,7 +26,7 @@ TOOLS = (
         name="sandbox_list",
         title="List sandboxes",
         description="List this project's sandboxes: id, name, provider, state, age.",
-        handler=_list,
+        handler=Deferred(_CALLS, "sandbox_list"),
         read_only=True,
         idempotent=True,
     ),
@@ -115,7 +34,7 @@ TOOLS = (
         name="sandbox_destroy",
         title="Destroy a sandbox",
         description="End everything in a sandbox and delete its files for good. Its snapshots stay.",
-        handler=_destroy,
+        handler=Deferred(_CALLS, "sandbox_destroy"),
         properties={"sandbox": {"type": "string", "description": "Id, id prefix or name"}},
         required=("sandbox",),
         destructive=True,

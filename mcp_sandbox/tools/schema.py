@@ -1,4 +1,4 @@
-"""What clients are told about arguments, and what is done with the arguments that models really send.
+"""What is done with the arguments that models really send.
 
 The schemas are plain on purpose: clients choke on unions, references and null. The checking is strict in names, since a
 misspelt argument that is ignored does harm, and lenient in values, since models quote numbers and stringify lists.
@@ -14,7 +14,7 @@ from typing import Any, cast
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.tools.tool import Tool
 
-__all__ = ["check_arguments", "input_schema", "nearest"]
+__all__ = ["check_arguments", "nearest"]
 
 _INTEGER = re.compile(r"[+-]?\d{1,18}(\.0*)?")
 _TRUE = frozenset({"true", "1"})
@@ -23,15 +23,6 @@ _FALSE = frozenset({"false", "0"})
 
 class _WrongValueError(Exception):
     """A value cannot be read as its type; says what was expected."""
-
-
-def input_schema(tool: Tool) -> dict[str, Any]:
-    """Return the JSON Schema of a tool's arguments."""
-    schema: dict[str, Any] = {"type": "object", "properties": {name: dict(f) for name, f in tool.properties.items()}}
-    if tool.required:
-        schema["required"] = list(tool.required)
-    schema["additionalProperties"] = False
-    return schema
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str | None:

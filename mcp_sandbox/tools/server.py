@@ -10,23 +10,27 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
 from typing import Any, cast
 
 from mcp.server.caching import CacheHint
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
-from mcp_types import CallToolRequestParams, ListToolsResult, PaginatedRequestParams, ToolAnnotations
-from mcp_types import Tool as WireTool
+from mcp_types import CallToolRequestParams, ListToolsResult, PaginatedRequestParams
 from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
 
 from mcp_sandbox import __version__
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.services import Services
+from mcp_sandbox.tools.call import Answer, Call
 from mcp_sandbox.tools.catalog import tools_for
-from mcp_sandbox.tools.schema import check_arguments, input_schema, nearest
-from mcp_sandbox.tools.tool import Answer, Call, Profile, Tool
+from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
+from mcp_sandbox.tools.schema import check_arguments, nearest
+from mcp_sandbox.tools.tool import Tool
 
 __all__ = ["DEFAULT_WINDOW_S", "ServicesSource", "build_server", "server_for"]
+
+import_module("mcp_sandbox.tools.calls")  # now, so that no call has to wait for it
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,30 +44,13 @@ _WINDOWS_S = {"claude-code": 100.0, "codex-mcp-client": 100.0}
 """By the name a client gives itself: Claude Code sends calls to the background after 120 s, Codex ends them at 300."""
 
 _PROGRESS_INTERVAL_S = 0.25
-_LIST_CACHE = CacheHint(ttl_ms=300_000, scope="public")
-
-_ALWAYS_LOADED = frozenset({"exec", "read_file", "write_file", "edit_file"})
-"""Claude Code shows only the names of tools until it has searched for them, except for these."""
-
-_INSTRUCTIONS = """\
-These tools give you a computer of your own: an isolated Linux sandbox. Nothing of the user's machine can be seen or \
-harmed from inside, except a copy of what was put in, so prefer it for running code, builds, tests and experiments.
-- It exists as soon as you use it. Leave `sandbox` out to use the project's own; its files, snapshots and job output \
-stay between sessions, its processes do not.
-- Work in /workspace; relative paths start there.
-- `exec` runs one shell command in a fresh shell: cd and export do not last, files do. A command that takes long \
-becomes a job: go on with `job`. Start servers and watchers with run_in_background.
-- Long output is shown as head and tail; the whole text is in a file that the answer names: page it with `read_file`.
-- Prefer `read_file`, `write_file`, `edit_file`, `list_files` and `search_files` to cat, sed, find and grep.
-- Before anything risky call `snapshot_create`; `snapshot_restore` brings every file back.
-- A failing command is a normal answer (see exit=); an error says what to do next.
-"""
+_LIST_CACHE = CacheHint(ttl_ms=LIST_TTL_MS, scope="public")
 
 
 def build_server(
     services: ServicesSource,
     *,
-    profile: Profile = Profile.DEFAULT,
+    profile: str = "default",
     prefix: str = "",
     window_s: float | None = None,
 ) -> Server[dict[str, Any]]:
@@ -83,10 +70,10 @@ def server_for(
 ) -> Server[dict[str, Any]]:
     """Return a server of exactly these tools, whose names begin with `prefix`."""
     by_name = {tool.name: tool for tool in tools}
-    listed = ListToolsResult(tools=[_on_the_wire(tool, prefix) for tool in tools])
+    result = ListToolsResult.model_validate({"tools": listed(tools, prefix)}, by_name=False)
 
     async def list_tools(_: ServerRequestContext[dict[str, Any]], __: PaginatedRequestParams | None) -> ListToolsResult:
-        return listed
+        return result
 
     async def call_tool(context: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams) -> dict[str, Any]:
         tool = by_name.get(params.name)
@@ -105,14 +92,11 @@ def server_for(
             answer = _failure(tool.name, error, params.arguments or {})
         return _as_result(answer)
 
-    instructions = _INSTRUCTIONS
-    for name in by_name:
-        instructions = instructions.replace(f"`{name.removeprefix(prefix)}`", f"`{name}`")
     server = Server(
-        "mcp-sandbox",
+        SERVER_NAME,
         version=__version__,
-        title="Sandbox",
-        instructions=instructions,
+        title=SERVER_TITLE,
+        instructions=instructions(tools, prefix),
         on_list_tools=list_tools,
         cache_hints={"tools/list": _LIST_CACHE, "server/discover": _LIST_CACHE},
     )
@@ -120,23 +104,6 @@ def server_for(
     if isinstance(get_tracer_provider(), ProxyTracerProvider):
         server.middleware.clear()  # spans that nobody collects cost an eighth of a small call
     return server
-
-
-def _on_the_wire(tool: Tool, prefix: str) -> WireTool:
-    meta = {"anthropic/alwaysLoad": True} if tool.name.removeprefix(prefix) in _ALWAYS_LOADED else None
-    return WireTool(
-        name=tool.name,
-        title=tool.title,
-        description=tool.description,
-        input_schema=input_schema(tool),
-        annotations=ToolAnnotations(
-            read_only_hint=tool.read_only,
-            destructive_hint=tool.destructive,
-            idempotent_hint=tool.idempotent,
-            open_world_hint=tool.open_world,
-        ),
-        _meta=meta,
-    )
 
 
 def _window_s(context: ServerRequestContext[Any]) -> float:

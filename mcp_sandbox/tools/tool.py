@@ -1,74 +1,105 @@
-"""What a tool is: plain data and one handler, independent of the MCP library."""
+"""What a tool is: what clients are told about it, and one handler. Independent of the MCP library.
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any
+Imports nothing, not even of the standard library, and neither do the modules that declare the tools: they are listed
+before anything else is loaded (measured: `typing` alone costs as much as starting the interpreter).
+"""
 
-from mcp_sandbox.service.services import Services
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
-__all__ = ["Answer", "Call", "Handler", "Image", "Profile", "Tool"]
+    from mcp_sandbox.tools.call import Answer, Call, Handler
 
+__all__ = ["PROFILES", "SANDBOX", "Deferred", "Tool"]
 
-class Profile(IntEnum):
-    """How many tools a client is shown; each profile includes the ones before it."""
+PROFILES = ("minimal", "default", "full")
+"""How many tools a client is shown; each profile includes the ones before it."""
 
-    MINIMAL = 0
-    DEFAULT = 1
-    FULL = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """A picture for the model."""
-
-    data: bytes
-    mime_type: str
+SANDBOX = {"type": "string", "description": "Id, id prefix or name; default: this project's sandbox"}
+"""The argument that nearly every tool takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a tool says. A failing command is an answer; `is_error` is for "could not do it"."""
-
-    text: str
-    structured: Mapping[str, Any] | None = None
-    """Small machine-readable facts, the same as in `text`; never file bodies or output (three of five clients drop
-    `text` when this is there)."""
-    images: tuple[Image, ...] = ()
-    is_error: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One call, with its arguments already checked and coerced by the schema; absent ones have their default."""
-
-    arguments: Mapping[str, Any]
-    services: Services
-    progress: Callable[[str], Awaitable[None]]
-    """Show the person one line; no-op where the client did not ask for progress."""
-    window_s: float = 45.0
-    """Seconds that this client surely waits for an answer."""
-
-
-Handler = Callable[[Call], Awaitable[Answer]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One tool as clients see it.
+    """One tool as clients see it. Not changed after it was made.
 
     `properties` are JSON Schema fragments of one plain `type` each (string, integer, number, boolean, array, object)
     with a `description` and, if there is one, a `default` or an `enum`: no unions, no references.
     """
 
-    name: str
-    title: str
-    description: str
-    handler: Handler
-    properties: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    required: tuple[str, ...] = ()
-    profile: Profile = Profile.DEFAULT
-    read_only: bool = False
-    destructive: bool = False
-    idempotent: bool = False
-    open_world: bool = False
+    __slots__ = (
+        *("name", "title", "description", "handler", "properties", "required", "profile"),
+        *("read_only", "destructive", "idempotent", "open_world"),
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        title: str,
+        description: str,
+        handler: "Handler",
+        properties: "Mapping[str, Mapping[str, Any]] | None" = None,
+        required: tuple[str, ...] = (),
+        profile: str = "default",
+        read_only: bool = False,
+        destructive: bool = False,
+        idempotent: bool = False,
+        open_world: bool = False,
+    ) -> None:
+        self.name = name
+        self.title = title
+        self.description = description
+        self.handler = handler
+        self.properties: Mapping[str, Mapping[str, Any]] = properties or {}
+        self.required = required
+        self.profile = profile
+        self.read_only = read_only
+        self.destructive = destructive
+        self.idempotent = idempotent
+        self.open_world = open_world
+
+    def renamed(self, names: "Mapping[str, str]") -> "Tool":
+        """Return the same tool, with new names for tools wherever their old ones stand, its own included."""
+
+        def reworded(text: str) -> str:
+            for old, new in names.items():
+                text = text.replace(f"`{old}`", f"`{new}`")
+            return text
+
+        return Tool(
+            name=names[self.name],
+            title=self.title,
+            description=reworded(self.description),
+            handler=self.handler,
+            properties={
+                name: {**fragment, "description": reworded(fragment["description"])}
+                for name, fragment in self.properties.items()
+            },
+            required=self.required,
+            profile=self.profile,
+            read_only=self.read_only,
+            destructive=self.destructive,
+            idempotent=self.idempotent,
+            open_world=self.open_world,
+        )
+
+
+class Deferred:
+    """A handler that is imported when it is loaded or first called."""
+
+    __slots__ = ("_function", "_module")
+
+    def __init__(self, module: str, function: str) -> None:
+        self._module = module
+        self._function = function
+
+    def load(self) -> "Handler":
+        """Return the handler itself."""
+        from importlib import import_module
+
+        return getattr(import_module(self._module), self._function)
+
+    async def __call__(self, call: "Call") -> "Answer":
+        """Handle a call."""
+        return await self.load()(call)

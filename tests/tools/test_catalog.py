@@ -1,14 +1,23 @@
 """What all tools have in common, and what listing them costs."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Literal, cast
 
 import pytest
 from mcp import Client
 
+import mcp_sandbox
+from mcp_sandbox.core.sandbox import WORKSPACE
+from mcp_sandbox.service.execution import DEFAULT_TIMEOUT_S
+from mcp_sandbox.service.findings import OutputMode
 from mcp_sandbox.service.services import Services
 from mcp_sandbox.tools.catalog import ALL_TOOLS, tools_for
 from mcp_sandbox.tools.server import build_server
-from mcp_sandbox.tools.tool import Profile, Tool
+from mcp_sandbox.tools.tool import PROFILES, Deferred, Tool
 
 __all__: list[str] = []
 
@@ -25,7 +34,7 @@ async def test_b115_the_default_list_costs_at_most_ten_kilobytes(era: Literal["a
 
 
 def test_every_profile_holds_the_one_before_it() -> None:
-    names = [{tool.name for tool in tools_for(profile)} for profile in Profile]
+    names = [{tool.name for tool in tools_for(profile)} for profile in PROFILES]
     assert names[0] < names[1] < names[2]
     assert names[0] == {"exec", "read_file", "write_file"}
     assert names[2] - names[1] == {"snapshot_delete"}
@@ -55,3 +64,30 @@ def test_reading_tools_say_that_they_only_read() -> None:
     reading = {tool.name for tool in ALL_TOOLS if tool.read_only}
     assert reading == {"read_file", "list_files", "search_files", "snapshot_list", "sandbox_list"}
     assert not any(tool.destructive for tool in ALL_TOOLS if tool.read_only)
+
+
+def test_what_declarations_say_of_the_services_is_true() -> None:
+    """They cannot import what they speak of: they are listed before it is loaded."""
+    by_name = {tool.name: tool.properties for tool in ALL_TOOLS}
+    assert f"default {DEFAULT_TIMEOUT_S:.0f}," in by_name["exec"]["timeout_s"]["description"]
+    assert by_name["list_files"]["path"]["default"] == by_name["search_files"]["path"]["default"] == WORKSPACE
+    assert by_name["search_files"]["output_mode"]["enum"] == [mode.value for mode in OutputMode]
+    assert all(hasattr(signal, name) for name in by_name["job"]["signal"]["enum"])
+
+
+def test_every_tool_has_a_handler_of_its_own_that_can_be_loaded() -> None:
+    handlers = [tool.handler for tool in ALL_TOOLS]
+    assert len({handler.load() for handler in handlers if isinstance(handler, Deferred)}) == len(ALL_TOOLS)
+
+
+def test_tools_are_declared_without_loading_anything() -> None:
+    code = "import sys; before = {*sys.modules}; import mcp_sandbox.tools.catalog, mcp_sandbox.tools.listing; "
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}print(*sorted({{*sys.modules}} - before))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(mcp_sandbox.__file__).parents[1])},
+    )
+    ours = ("catalog", "exec", "files", "listing", "sandboxes", "snapshots", "tool")
+    assert shown.stdout.split() == ["mcp_sandbox", "mcp_sandbox.tools", *(f"mcp_sandbox.tools.{name}" for name in ours)]

@@ -20,9 +20,10 @@ from mcp_sandbox.service.snapshots import SnapshotService
 from mcp_sandbox.store.record import Owner
 from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore
+from mcp_sandbox.tools.call import Answer, Call
 from mcp_sandbox.tools.files import TOOLS
-from mcp_sandbox.tools.schema import check_arguments, input_schema
-from mcp_sandbox.tools.tool import Answer, Call, Profile
+from mcp_sandbox.tools.listing import input_schema
+from mcp_sandbox.tools.schema import check_arguments
 
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
@@ -162,6 +163,6 @@ def test_b114_every_property_has_one_plain_type() -> None:
 
 
 def test_only_reading_and_writing_are_in_the_smallest_profile() -> None:
-    assert {tool.name for tool in TOOLS if tool.profile is Profile.MINIMAL} == {"read_file", "write_file"}
+    assert {tool.name for tool in TOOLS if tool.profile == "minimal"} == {"read_file", "write_file"}
     assert {tool.name for tool in TOOLS if tool.read_only} == {"read_file", "list_files", "search_files"}
     assert {tool.name for tool in TOOLS if tool.destructive} == {"write_file", "edit_file"}

@@ -26,8 +26,10 @@ from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore
 from mcp_sandbox.tools import sandboxes as sandbox_tools
 from mcp_sandbox.tools import snapshots as snapshot_tools
-from mcp_sandbox.tools.schema import check_arguments, input_schema
-from mcp_sandbox.tools.tool import Answer, Call, Profile, Tool
+from mcp_sandbox.tools.call import Answer, Call
+from mcp_sandbox.tools.listing import input_schema
+from mcp_sandbox.tools.schema import check_arguments
+from mcp_sandbox.tools.tool import PROFILES, Tool
 
 __all__: list[str] = []
 
@@ -90,13 +92,13 @@ async def client(tmp_path: Path) -> AsyncGenerator[Client]:
 
 
 def test_the_tools_of_each_profile() -> None:
-    by_profile = {profile: {name for name, tool in _TOOLS.items() if tool.profile is profile} for profile in Profile}
+    by_profile = {profile: {name for name, tool in _TOOLS.items() if tool.profile == profile} for profile in PROFILES}
     assert by_profile == {
-        Profile.MINIMAL: set(),
-        Profile.DEFAULT: {
+        "minimal": set(),
+        "default": {
             "sandbox_create", "sandbox_list", "sandbox_destroy", "snapshot_create", "snapshot_list", "snapshot_restore",
         },
-        Profile.FULL: {"snapshot_delete"},
+        "full": {"snapshot_delete"},
     }  # fmt: skip
 
 

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.core.errors import InvalidRequestError
-from mcp_sandbox.tools.schema import check_arguments, input_schema, nearest
-from mcp_sandbox.tools.tool import Answer, Call, Tool
+from mcp_sandbox.tools.call import Answer, Call
+from mcp_sandbox.tools.listing import input_schema
+from mcp_sandbox.tools.schema import check_arguments, nearest
+from mcp_sandbox.tools.tool import Tool
 
 __all__: list[str] = []
 

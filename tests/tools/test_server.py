@@ -13,8 +13,9 @@ from mcp_types import Implementation, TextContent
 from mcp_sandbox.app import open_services
 from mcp_sandbox.core.errors import NotFoundError
 from mcp_sandbox.service.services import Services
+from mcp_sandbox.tools.call import Answer, Call, Image
 from mcp_sandbox.tools.server import DEFAULT_WINDOW_S, build_server, server_for
-from mcp_sandbox.tools.tool import Answer, Call, Image, Profile, Tool
+from mcp_sandbox.tools.tool import Tool
 
 __all__: list[str] = []
 
@@ -39,7 +40,7 @@ async def client(services: Services, era: Era) -> AsyncGenerator[Client]:
     async def source() -> Services:
         return services
 
-    async with Client(build_server(source, profile=Profile.FULL), mode=era) as opened:
+    async with Client(build_server(source, profile="full"), mode=era) as opened:
         yield opened
 
 
@@ -133,7 +134,7 @@ async def test_tools_are_listed_before_the_services_are_there(era: Era) -> None:
         raise AssertionError
 
     with anyio.fail_after(10):
-        async with Client(build_server(never, profile=Profile.MINIMAL), mode=era) as client:
+        async with Client(build_server(never, profile="minimal"), mode=era) as client:
             tools = (await client.list_tools()).tools
     assert [tool.name for tool in tools] == ["exec", "read_file", "write_file"]
 
