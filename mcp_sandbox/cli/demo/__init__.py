@@ -115,6 +115,7 @@ async def _check_nothing_is_left(display: Display, stage: Stage, processes: dict
         while alive(processes):  # noqa: ASYNC110 (nobody tells when another program's child has ended)
             await anyio.sleep(0.01)
     left, mounts = alive(processes), mounts_below(stage.root)
+    display.doing("removing every file")
     await stage.remove()
     if left or mounts or stage.root.exists():
         raise UnexpectedError(f"Expected that nothing is left, but found: processes {left}, {mounts} mounts")
@@ -138,7 +139,7 @@ def _say_goodbye(display: Display) -> None:
     command = " ".join(server_command())
     display.line()
     display.line(f"All of this took {duration(display.elapsed_s)}. Give it to your agent, for example:")
-    display.line(f"    claude mcp add sandbox -- {command} serve")
+    display.line(f"    claude mcp add --scope user sandbox -- {command} serve")
     if state_cannot_hold_sandboxes():
         display.line()
         display.note(

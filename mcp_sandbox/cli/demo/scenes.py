@@ -202,8 +202,8 @@ async def _isolation(show: Show) -> None:
     show.check(seen.get("seccomp") == "2", "system calls are filtered", seen)
     show.check(start.isdecimal() and start != "0", "root inside is nobody special outside", seen)
     fact = show.display.fact
-    nobody = "an ordinary user's: yours" if start == str(os.geteuid()) else "nobody's on this machine"
-    fact("user", f"{user} inside; outside its uid is {start}, {nobody}")
+    whose = "your own" if start == str(os.geteuid()) else "nobody's"
+    fact("user", f"{user} inside; outside its uid is {start}, {whose}")
     fact("network", f"lo alone, no route; {seen.get('connect', '').lower() or 'no bash to try a connection with'}")
     fact("environment", "a key planted in the server's environment is in no process")
     fact("files", f"your home: 0 of its {len(_names(home))} entries; the server's state: none")

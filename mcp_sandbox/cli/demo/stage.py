@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import AsyncGenerator
@@ -23,6 +24,7 @@ __all__ = [
     "descendants",
     "file_system",
     "mounts_below",
+    "remove_tree",
     "set_up",
     "state_cannot_hold_sandboxes",
 ]
@@ -65,7 +67,7 @@ class Stage:
 
     async def remove(self) -> None:
         """Remove everything. Idempotent."""
-        await to_thread.run_sync(_remove, self.root)
+        await to_thread.run_sync(remove_tree, self.root)
 
 
 @asynccontextmanager
@@ -113,16 +115,17 @@ def file_system(directory: Path) -> str:
     return kind
 
 
-def _remove(tree: Path) -> None:
+def remove_tree(tree: Path) -> None:
     """Remove a tree. Overlays leave directories that nobody may enter, and the last process may still be ending."""
     deadline_s = time.monotonic() + _REMOVAL_S
     while tree.exists():
         for directory, names, _ in os.walk(tree):
             for name in names:
-                path = Path(directory, name)
+                path = os.path.join(directory, name)  # noqa: PTH118 (there are thousands)
                 with contextlib.suppress(OSError):
-                    if not path.is_symlink():
-                        path.chmod(0o700)
+                    mode = os.lstat(path).st_mode
+                    if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
+                        os.chmod(path, stat.S_IRWXU)  # noqa: PTH101
         try:
             shutil.rmtree(tree)
         except OSError:
