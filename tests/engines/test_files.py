@@ -237,7 +237,7 @@ class TestTrees:
             await files.remove_path(carrier, RemoveRequest(path="/work/tree"))
         assert raised.value.errno == errno.ENOTEMPTY
         await files.remove_path(carrier, RemoveRequest(path="/work/tree", recursive=True))
-        assert await names(carrier, depth=3) == {"keep", "keep/f"}
+        assert await names(carrier, depth=3) == {"keep", "keep/file"}
         await files.remove_path(carrier, RemoveRequest(path="/work/tree", missing_ok=True))
         with pytest.raises(FileNotFoundError):
             await files.remove_path(carrier, RemoveRequest(path="/work/tree"))

@@ -81,12 +81,9 @@ class TestKilling:
         await until_alone(carrier)
 
     async def test_a_command_that_ended_leaves_its_background_children_alone(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "exec >&- 2>&-; sleep 1000 &")
+        done = await shell(carrier, "sleep 1000 > /dev/null 2>&1 & echo $!")
         assert await live(carrier) == 1
-        await shell(
-            carrier,
-            "kill $(cat /proc/[0-9]*/stat | while read pid name _; do [ $name = '(sleep)' ] && echo $pid; done)",
-        )
+        await run(carrier, "kill", done.text().decode().strip())
         await until_alone(carrier)
 
     async def test_a_signal_goes_to_the_group_and_a_kill_to_the_tree(self, carrier: GuestCarrier) -> None:

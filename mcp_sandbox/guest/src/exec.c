@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 
 struct job *jobs;
 int proc_fd = -1, null_fd = -1;
@@ -183,6 +184,7 @@ void reap(void) {
 
 int signal_group(pid_t pid, int number) { return kill(-pid, number); }
 
+#define ROUNDS_MAX 100
 struct process {
   pid_t pid, parent, session;
   char state;
@@ -248,21 +250,23 @@ pid_t parent_of(pid_t pid) {
 /* Init and the bridges: no part of what the sandbox runs. */
 static bool is_ours(pid_t pid) { return pid == 1 || is_peer(pid); }
 
-/* Stop to a fixpoint first, so that nothing can fork away from the kill; the root goes last, because its orphans
-   become ours when it is gone. */
+/* Stop everything first, so that nothing can fork away from the kill: two scans in a row that see all of it still, for
+   the first may have passed the place of a new child by. The root goes last, because its orphans become ours when it is
+   gone. */
 int signal_tree(pid_t root, int number) {
   int n = 0, total = 0;
-  for (int round = 0, before = -1; round < 50; round++) {
+  for (int round = 0, still = 0; round < ROUNDS_MAX && still < 2; round++) {
+    struct timespec moment = {0, 100000};
+    if (round > 2 && !still) nanosleep(&moment, NULL); /* other processors take a moment to stop what runs on them */
     n = scan();
     mark_tree(n, root);
-    int marked = 0;
+    if (number != SIGKILL) break;
+    still++;
     for (int i = 0; i < n; i++)
-      if (processes[i].marked) {
-        marked++;
-        if (number == SIGKILL) kill(processes[i].pid, SIGSTOP);
+      if (processes[i].marked && processes[i].state != 'T') {
+        kill(processes[i].pid, SIGSTOP);
+        if (processes[i].state != 'D') still = 0; /* one that waits for its vforked child stops when that is gone */
       }
-    if (number != SIGKILL || marked == before) break;
-    before = marked;
   }
   for (int last = 0; last < 2; last++)
     for (int i = 0; i < n; i++)
@@ -280,18 +284,19 @@ static pid_t *frozen;
 static int frozen_count;
 
 int freeze_all(void) {
-  for (int round = 0, before = -1; round < 50; round++) {
-    int n = scan(), running = 0;
+  for (int round = 0, still = 0; round < ROUNDS_MAX && still < 2; round++) { /* as signal_tree does */
+    struct timespec moment = {0, 100000};
+    if (round > 2 && !still) nanosleep(&moment, NULL);
+    int n = scan();
+    still++;
     for (int i = 0; i < n; i++) {
       if (is_ours(processes[i].pid) || processes[i].state == 'T') continue;
-      running++;
+      if (processes[i].state != 'D') still = 0;
       pid_t *grown = realloc(frozen, sizeof *frozen * (size_t)(frozen_count + 1));
       if (!grown) return -ENOMEM;
       frozen = grown;
       if (kill(processes[i].pid, SIGSTOP) == 0) frozen[frozen_count++] = processes[i].pid;
     }
-    if (running == 0 && before == 0) break;
-    before = running;
   }
   return frozen_count;
 }
