@@ -22,7 +22,7 @@ from mcp_sandbox.engines.local_carrier import seqpacket_pair
 from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.guest.wire import Frame, Type
 
-__all__ = ["Launcher", "tokens"]
+__all__ = ["Launcher", "sealed_program", "tokens"]
 
 ANSWER_S: Final = 10.0
 SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

@@ -43,7 +43,7 @@ from mcp_sandbox.engines.plan import ENVIRONMENT
 from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
 
-__all__ = ["LocalProvider"]
+__all__ = ["LocalProvider", "LocalSandbox"]
 
 NAME: Final = "local"
 ATTEMPTS: Final = 20

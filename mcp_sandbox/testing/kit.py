@@ -10,6 +10,7 @@ from mcp_sandbox.testing.lifecycle import LifecycleContract
 from mcp_sandbox.testing.limits import LimitContract
 from mcp_sandbox.testing.snapshots import SnapshotContract
 from mcp_sandbox.testing.trees import ProcessTreeContract
+from mcp_sandbox.testing.workspaces import WorkspaceContract
 
 __all__ = ["ProviderContract"]
 
@@ -22,6 +23,7 @@ class ProviderContract(
     DirectoryContract,
     ArchiveContract,
     SnapshotContract,
+    WorkspaceContract,
     ConfinementContract,
     KernelContract,
     LimitContract,
