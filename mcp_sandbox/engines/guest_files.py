@@ -1,14 +1,17 @@
 """The file verbs of the border, carried out by a guest agent over either carrier."""
 
+import contextlib
 import errno
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from mcp_sandbox.core.errors import InvalidRequestError
+from mcp_sandbox.core.errors import InvalidRequestError, SandboxGoneError
 from mcp_sandbox.core.files import (
     FileInfo,
     FileReader,
@@ -22,19 +25,29 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
-from mcp_sandbox.engines.carrier import GuestCarrier, os_error
+from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, os_error
 from mcp_sandbox.guest.pack import parse_stat, record_info
 from mcp_sandbox.guest.records import RecordReader
 from mcp_sandbox.guest.wire import GuestProtocolError, MkdirFlag, OpenFlag, Type, fields, open_payload, strings
 
-__all__ = ["list_tree", "make_directory", "read_file", "remove_path", "rename_path", "stat_path", "write_file"]
+__all__ = [
+    "Repeatable",
+    "list_tree",
+    "make_directory",
+    "path_errors",
+    "read_file",
+    "remove_path",
+    "rename_path",
+    "stat_path",
+    "write_file",
+]
 
 KEEP_MODE = 0xFFFFFFFF
 PACK_META = 1
 
 
 @asynccontextmanager
-async def _about(path: str) -> AsyncGenerator[None]:
+async def path_errors(path: str) -> AsyncGenerator[None]:
     """Name the path in every error, and say plainly what a path may not hold."""
     if not path.startswith("/"):
         raise InvalidRequestError("Path refused", why=f"{path!r} is not absolute", fix="Give a path from the root")
@@ -45,6 +58,34 @@ async def _about(path: str) -> AsyncGenerator[None]:
     except ValueError:
         why = "it holds a NUL byte or a lone surrogate"
         raise InvalidRequestError("Path refused", why=why, fix="Correct the path") from None
+
+
+class Repeatable:
+    """Whether a request may be carried out again after the agent restarted: not once its source was read from.
+
+    Use as a context manager. It closes the source, but for a restart before anything was read.
+    """
+
+    def __init__(self, source: bytes | ByteReceiveStream) -> None:
+        self._source = source
+        self.begun = False
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the source, and say plainly what cannot be repeated."""
+        restarting = isinstance(error, GuestRestarting)
+        if restarting and not self.begun:
+            return
+        if not isinstance(self._source, bytes):
+            with anyio.CancelScope(shield=True):
+                await self._source.aclose()
+        if restarting:
+            raise gone() from None
 
 
 class _Reader(FileReader):
@@ -65,43 +106,49 @@ class _Reader(FileReader):
 
 async def read_file(carrier: GuestCarrier, request: ReadRequest) -> FileReader:
     """Open a regular file for reading."""
-    async with _about(request.path):
+    async with path_errors(request.path):
         source = await carrier.open_file(request.path, request.offset, request.length)
     return _Reader(parse_stat(request.path, source.reply.payload), source.stream)
 
 
 async def write_file(carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
     """Write a file, whole or not at all; or append to it."""
-    try:
+    async with Repeatable(data) as attempt:
         if request.append:
-            return await _append(carrier, request, data)
-        return await _replace(carrier, request, data)
-    finally:
-        if not isinstance(data, bytes):
-            with anyio.CancelScope(shield=True):
-                await data.aclose()
+            return await _append(carrier, request, data, attempt)
+        return await _replace(carrier, request, data, attempt)
 
 
-async def _append(carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
+async def _append(
+    carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream, attempt: Repeatable
+) -> WriteResult:
     flags = OpenFlag.WRITE | OpenFlag.APPEND | (OpenFlag.PARENTS if request.make_parents else OpenFlag(0))
     mode = 0o644 if request.mode is None else request.mode
-    async with _about(request.path):
+    async with path_errors(request.path):
         sink = await carrier.sink(Type.OPEN, open_payload(flags, mode, request.path))
+    attempt.begun = True
     size, digest = await _pour(data, sink.stream, request.path)
     before = parse_stat(request.path, sink.reply.payload)
     return WriteResult(size_bytes=size, sha256=digest, created=before.size_bytes == 0)
 
 
-async def _replace(carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
+async def _replace(
+    carrier: GuestCarrier, request: WriteRequest, data: bytes | ByteReceiveStream, attempt: Repeatable
+) -> WriteResult:
     once = OpenFlag.CREATE_ONLY if request.create_only else OpenFlag(0)
     parents = OpenFlag.PARENTS if request.make_parents else OpenFlag(0)
-    async with _about(request.path):
+    async with path_errors(request.path):
         sink = await carrier.sink(Type.CREATE, fields(once | parents, request.path))
-    existed, final, temporary = _created(sink.reply.payload)
+    attempt.begun = not isinstance(data, bytes)
+    try:
+        existed, final, temporary = _created(sink.reply.payload)
+    except GuestProtocolError:
+        await sink.stream.aclose()
+        raise
     try:
         size, digest = await _pour(data, sink.stream, request.path)
         mode = KEEP_MODE if request.mode is None else request.mode
-        async with _about(request.path):
+        async with path_errors(request.path):
             await carrier.request(Type.COMMIT, fields(once, mode, final, temporary))
     except BaseException:
         beside = f"{final.rsplit('/', 1)[0]}/{temporary}"
@@ -112,10 +159,9 @@ async def _replace(carrier: GuestCarrier, request: WriteRequest, data: bytes | B
 
 
 async def _try_remove(carrier: GuestCarrier, path: str) -> None:
-    try:
+    """Remove what is in nobody's way; the agent did so itself where it refused to commit."""
+    with contextlib.suppress(OSError, GuestRestarting, SandboxGoneError):
         await carrier.request(Type.REMOVE, fields(0, path))
-    except OSError:
-        return  # the agent removed it when it refused to commit
 
 
 def _created(payload: bytes) -> tuple[bool, str, str]:
@@ -133,10 +179,10 @@ async def _pour(data: bytes | ByteReceiveStream, target: ByteSendStream, path: s
         async for chunk in _chunks(data):
             digest.update(chunk)
             size += len(chunk)
-            async with _about(path):
+            async with path_errors(path):
                 await target.send(chunk)
     finally:
-        async with _about(path):
+        async with path_errors(path):
             await target.aclose()
     return size, digest.hexdigest()
 
@@ -151,7 +197,7 @@ async def _chunks(data: bytes | ByteReceiveStream) -> AsyncGenerator[bytes]:
 
 async def stat_path(carrier: GuestCarrier, request: StatRequest) -> FileInfo:
     """Look at one path."""
-    async with _about(request.path):
+    async with path_errors(request.path):
         reply = await carrier.request(Type.STAT, fields(int(request.follow), request.path))
     return parse_stat(request.path, reply.payload)
 
@@ -159,7 +205,7 @@ async def stat_path(carrier: GuestCarrier, request: StatRequest) -> FileInfo:
 async def list_tree(carrier: GuestCarrier, request: ListRequest) -> Listing:
     """List a directory or a tree of them in one round trip."""
     question = fields(PACK_META, request.depth, request.limit, request.path) + strings(sorted(request.prune))
-    async with _about(request.path):
+    async with path_errors(request.path):
         source = await carrier.source(Type.PACK, question)
     async with source.stream:
         reader = RecordReader(source.stream)
@@ -172,7 +218,7 @@ async def list_tree(carrier: GuestCarrier, request: ListRequest) -> Listing:
 async def remove_path(carrier: GuestCarrier, request: RemoveRequest) -> None:
     """Remove a path."""
     try:
-        async with _about(request.path):
+        async with path_errors(request.path):
             await carrier.request(Type.REMOVE, fields(int(request.recursive), request.path))
     except FileNotFoundError:
         if not request.missing_ok:
@@ -182,12 +228,12 @@ async def remove_path(carrier: GuestCarrier, request: RemoveRequest) -> None:
 async def rename_path(carrier: GuestCarrier, request: RenameRequest) -> None:
     """Rename a path."""
     flags = 0 if request.replace else OpenFlag.CREATE_ONLY
-    async with _about(request.source):
+    async with path_errors(request.source):
         await carrier.request(Type.RENAME, fields(flags, request.source, request.target))
 
 
 async def make_directory(carrier: GuestCarrier, request: MkdirRequest) -> None:
     """Make a directory."""
     flags = (MkdirFlag.PARENTS if request.parents else 0) | (MkdirFlag.EXIST_OK if request.exist_ok else 0)
-    async with _about(request.path):
+    async with path_errors(request.path):
         await carrier.request(Type.MKDIR, fields(int(flags), request.mode, request.path))

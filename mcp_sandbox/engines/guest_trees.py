@@ -1,6 +1,7 @@
 """Whole trees through a guest agent, as tar streams."""
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import anyio
 from anyio.abc import ByteReceiveStream
@@ -8,7 +9,7 @@ from anyio.abc import ByteReceiveStream
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import DownloadRequest, MkdirRequest, UploadRequest
 from mcp_sandbox.engines.carrier import GuestCarrier, os_error, protocol_failure
-from mcp_sandbox.engines.guest_files import make_directory
+from mcp_sandbox.engines.guest_files import Repeatable, make_directory, path_errors
 from mcp_sandbox.guest.records import RecordReader, records_of_tar, tar_of_records
 from mcp_sandbox.guest.wire import GuestProtocolError, Type, fields, strings
 
@@ -45,28 +46,33 @@ class _Generated(ByteReceiveStream):
 
 async def pack_tar(carrier: GuestCarrier, request: DownloadRequest) -> ByteReceiveStream:
     """Open a tar stream of a tree."""
-    try:
+    async with path_errors(request.path):
         source = await carrier.source(Type.PACK, fields(0, EVERYTHING, EVERYTHING, request.path) + strings(()))
-    except OSError as error:
-        raise os_error(error.errno or 5, request.path) from None
     return _Generated(tar_of_records(RecordReader(source.stream)), source.stream)
 
 
 async def unpack_tar(carrier: GuestCarrier, request: UploadRequest, tar: ByteReceiveStream) -> None:
     """Unpack a tar stream below a directory, which is made if it is missing."""
-    async with tar:
+    async with Repeatable(tar) as attempt:
         await make_directory(carrier, MkdirRequest(path=request.path))
         refusal: list[Exception] = []
-        records = _Generated(_guarded(records_of_tar(tar), refusal), tar)
-        try:
-            await carrier.feed(Type.UNPACK, fields(request.path), records)
-        except OSError as error:
-            if refusal:
-                raise refusal[0] from None  # the worker only saw that the stream ended
-            raise os_error(error.errno or 5, request.path) from None
+
+        async def started() -> AsyncGenerator[bytes]:
+            attempt.begun = True
+            async with contextlib.aclosing(records_of_tar(tar)) as pieces:
+                async for piece in _guarded(pieces, refusal):
+                    yield piece
+
+        async with contextlib.aclosing(started()) as pieces:
+            try:
+                await carrier.feed(Type.UNPACK, fields(request.path), _Generated(pieces, tar))
+            except OSError as error:
+                if refusal:
+                    raise refusal[0] from None  # the worker only saw that the stream ended
+                raise os_error(error.errno or 5, request.path) from None
 
 
-async def _guarded(pieces: AsyncIterator[bytes], refusal: list[Exception]) -> AsyncIterator[bytes]:
+async def _guarded(pieces: AsyncIterator[bytes], refusal: list[Exception]) -> AsyncGenerator[bytes]:
     """End the stream where the archive is refused or breaks off: the worker gives up, and the reason is at hand."""
     try:
         async for piece in pieces:

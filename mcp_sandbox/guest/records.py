@@ -4,7 +4,7 @@ import os
 import stat
 import struct
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Final
 
 import anyio
@@ -179,7 +179,7 @@ def _inside(name: str) -> str:
     return "/".join(parts)
 
 
-async def records_of_tar(tar: ByteReceiveStream) -> AsyncIterator[bytes]:
+async def records_of_tar(tar: ByteReceiveStream) -> AsyncGenerator[bytes]:
     """Yield the records of an uncompressed tar archive (ustar, pax or GNU), directories' attributes last.
 
     Raises:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 
 import anyio
+import anyio.lowlevel
 import pytest
 from command_record import run, shell
 
@@ -21,6 +22,7 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.core.streams import BytesStream, read_all
 from mcp_sandbox.engines import guest_files as files
 from mcp_sandbox.engines.carrier import GuestCarrier
+from mcp_sandbox.guest.wire import Type
 
 __all__ = ["TestReading", "TestTrees", "TestWriting"]
 
@@ -83,6 +85,7 @@ class TestReading:
                     for _ in range(turns % 20):
                         await anyio.lowlevel.checkpoint()
                     scope.cancel()
+            await carrier.request(Type.PING, b"")  # what was opened meanwhile is closed before the next round
         assert await get(carrier, "/work/big", 0, 3) == BIG[:3]
 
     @pytest.mark.parametrize(

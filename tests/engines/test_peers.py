@@ -12,13 +12,14 @@ from guest_world import AGENT, Guest, NamespacedGuest, namespaces_work
 
 from mcp_sandbox.core.errors import SandboxGoneError
 from mcp_sandbox.core.exec import Exited, Termination
-from mcp_sandbox.core.files import ReadRequest, WriteRequest
-from mcp_sandbox.core.streams import read_all
+from mcp_sandbox.core.files import ReadRequest, UploadRequest, WriteRequest
+from mcp_sandbox.core.streams import BytesStream, read_all
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting
 from mcp_sandbox.engines.guest_files import read_file, write_file
+from mcp_sandbox.engines.guest_trees import unpack_tar
 from mcp_sandbox.guest.wire import Type, fields
 
-__all__: list[str] = []
+__all__ = ["Restarting"]
 
 
 @pytest.fixture(params=["local", "stream", "docker"])
@@ -136,6 +137,50 @@ async def test_a_request_that_was_not_looked_at_before_a_restart_can_be_repeated
                 await anyio.sleep(0.05)
                 os.kill(guest.init_pid, signal.SIGCONT)
     assert sorted(outcome) == ["answered", "restarting"]
+
+
+class Restarting(BytesStream):
+    """A source in the middle of which the sandbox restarts."""
+
+    def __init__(self, data: bytes, other: GuestCarrier) -> None:
+        super().__init__(data)
+        self._other = other
+        self.closed = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Return the next bytes, a moment after the restart."""
+        if not self._other.closed:
+            await self._other.request(Type.QUIESCE, b"")
+            await anyio.sleep(0.1)
+        return await super().receive(max_bytes)
+
+    async def aclose(self) -> None:
+        """Remember it."""
+        self.closed = True
+        await super().aclose()
+
+
+async def test_a_write_whose_source_was_read_is_not_repeated_after_a_restart(shared: Guest) -> None:
+    """A second attempt would find the source empty, and put an empty file in the old one's place."""
+    async with shared.connected() as ours, shared.connected() as theirs:
+        await write_file(ours, WriteRequest(path="/work/file"), b"old")
+        source = Restarting(b"new", theirs)
+        with anyio.fail_after(10), pytest.raises(SandboxGoneError):
+            await write_file(ours, WriteRequest(path="/work/file"), source)
+        assert source.closed
+
+
+async def test_a_write_that_never_began_can_be_repeated_after_a_restart(shared: Guest) -> None:
+    async with shared.connected() as ours, shared.connected() as theirs:
+        await theirs.request(Type.QUIESCE, b"")
+        source = Restarting(b"new", theirs)
+        for repeatable in (
+            lambda: write_file(ours, WriteRequest(path="/work/file"), source),
+            lambda: unpack_tar(ours, UploadRequest(path="/work"), source),
+        ):
+            with anyio.fail_after(10), pytest.raises(GuestRestarting):
+                await repeatable()
+        assert not source.closed
 
 
 async def test_a_lost_connection_is_no_end_of_file(bridged: NamespacedGuest) -> None:
