@@ -1,7 +1,7 @@
 """What a server says of itself and of its tools, as it goes over the wire.
 
 The one source for both who tell it: the preamble, before anything else is loaded, and the SDK's server. Fields stand in
-the order in which the SDK writes them, so that the two answer with the same bytes.
+the order in which the SDK writes them, so that the two answer with the same bytes, which models' caches may rely on.
 """
 
 from mcp_sandbox.tools.tool import Tool
