@@ -1,10 +1,8 @@
 """The command line. A command is a module that is imported only when it is chosen; `--help` imports none."""
 
 import sys
-from typing import NamedTuple, cast
 
 from mcp_sandbox import __version__
-from mcp_sandbox.core.errors import SandboxError
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -25,11 +23,14 @@ example, in the configuration of an MCP client:
 """
 
 
-class Command(NamedTuple):
+class Command:
     """What is known of a command without importing it."""
 
-    module: str
-    summary: str
+    __slots__ = ("module", "summary")
+
+    def __init__(self, module: str, summary: str) -> None:
+        self.module = module
+        self.summary = summary
 
 
 COMMANDS = {
@@ -55,11 +56,11 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except SystemExit as error:  # argparse
         return error.code if isinstance(error.code, int) else 2
-    except SandboxError as error:
-        return _fail(str(error))
-    except BaseExceptionGroup as group:
-        if isinstance(error := _single(group), SandboxError):
-            return _fail(str(error))
+    except (Exception, BaseExceptionGroup) as error:
+        from mcp_sandbox.core.errors import SandboxError
+
+        if isinstance(cause := _single(error), SandboxError):
+            return _fail(str(cause))
         raise
 
 
@@ -76,9 +77,7 @@ def _run(arguments: list[str]) -> int:
         first = "serve"
     if first not in COMMANDS:
         return _fail(f"There is no command {first!r}.{_nearest(first)} `mcp-sandbox --help` lists them all.")
-    from importlib import import_module
-
-    return int(import_module(COMMANDS[first].module).main(arguments[1:]))
+    return int(__import__(COMMANDS[first].module, fromlist=["main"]).main(arguments[1:]))
 
 
 def _is_terminal() -> bool:
@@ -105,9 +104,10 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _single(group: BaseException) -> BaseException:
+def _single(error: BaseException) -> BaseException:
     """Return what task groups wrapped, if that is one error."""
-    error = group
+    from typing import cast
+
     while isinstance(error, BaseExceptionGroup):
         inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
         if len(inner) != 1:

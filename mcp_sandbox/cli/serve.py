@@ -1,14 +1,19 @@
 """`mcp-sandbox serve`: the tools over standard input and output.
 
-Options are read by hand and everything else is imported late: a client waits for the first answer.
+A client waits for the first answer, so this reads its options by hand and answers before it loads the real server.
 """
 
 import os
 import sys
-from typing import NamedTuple
 
+from mcp_sandbox import __version__
 from mcp_sandbox.settings.project import find_project
+from mcp_sandbox.tools.catalog import tools_for
+from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
 from mcp_sandbox.tools.tool import PROFILES
+from mcp_sandbox.transport.claim import Wire, claim_wire
+from mcp_sandbox.transport.opening import Announcement
+from mcp_sandbox.transport.preamble import Handover, Preparation, answer_at_once
 
 __all__ = ["Options", "main"]
 
@@ -16,55 +21,59 @@ _EXAMPLE = "  mcp-sandbox serve --project ~/src/app --tools full"
 _NAMES = {"--project": "project", "--provider": "provider", "--tools": "tools", "--tool-prefix": "tool_prefix"}
 
 
-class Options(NamedTuple):
+class Options:
     """What can be said to a server."""
 
-    project: str | None = None
-    provider: str | None = None
-    tools: str = "default"
-    tool_prefix: str = ""
+    __slots__ = ("project", "provider", "tool_prefix", "tools")
+
+    def __init__(
+        self, *, project: str | None = None, provider: str | None = None, tools: str = "default", tool_prefix: str = ""
+    ) -> None:
+        self.project = project
+        self.provider = provider
+        self.tools = tools
+        self.tool_prefix = tool_prefix
 
 
 def main(arguments: list[str]) -> int:
     """Serve one client until it goes away."""
     options = _parsed(arguments)
     project = find_project(options.project)
-    from mcp_sandbox.transport.wire import claim_wire
-
+    if sys.platform == "win32":
+        return _serve(options, project, None, None)
     wire = claim_wire()
+    preparation = Preparation(lambda: __import__("mcp_sandbox.cli.serving"))
+    handover = answer_at_once(wire, _announcement(options), preparation)
+    if handover is None:
+        os._exit(0)
+    preparation.finish()
+    return _serve(options, project, wire, handover)
 
-    import asyncio
 
-    import anyio
+def _serve(options: Options, project: str, wire: Wire | None, handover: Handover | None) -> int:
+    from mcp_sandbox.cli.serving import serve
 
-    from mcp_sandbox.app import open_services
-    from mcp_sandbox.core.errors import SandboxError
-    from mcp_sandbox.service.kept import Kept
-    from mcp_sandbox.service.services import Services
-    from mcp_sandbox.tools.server import build_server
-    from mcp_sandbox.transport.stdio import serve_stdio
+    serve(
+        project=project,
+        provider=options.provider or "",
+        profile=options.tools,
+        prefix=options.tool_prefix,
+        wire=wire,
+        handover=handover,
+    )
+    return 0
 
-    async def complain(services: Kept[Services]) -> None:
-        """Say at once what every tool would answer, for the person who reads the client's log."""
-        try:
-            await services.get()
-        except SandboxError as error:
-            print(f"mcp-sandbox: {error}", file=sys.stderr)
 
-    async def serve() -> None:
-        async with anyio.create_task_group() as tasks:
-            services = Kept(tasks, lambda: open_services(project=project, provider=options.provider or ""))
-            server = build_server(services.get, profile=options.tools, prefix=options.tool_prefix)
-            tasks.start_soon(complain, services)
-            try:
-                await serve_stdio(server, wire=wire)
-            finally:
-                services.release()
-
-    asyncio.run(serve())
-    sys.stderr.flush()
-    # Everything is closed; a thread that hangs in a system call must not keep the process alive.
-    os._exit(0)
+def _announcement(options: Options) -> Announcement:
+    tools = tools_for(options.tools, options.tool_prefix)
+    return Announcement(
+        name=SERVER_NAME,
+        title=SERVER_TITLE,
+        version=__version__,
+        instructions=instructions(tools, options.tool_prefix),
+        tools=listed(tools, options.tool_prefix),
+        ttl_ms=LIST_TTL_MS,
+    )
 
 
 def _parsed(arguments: list[str]) -> Options:

@@ -4,9 +4,10 @@ Imports next to nothing: it runs before the first byte is read.
 """
 
 import os
-from collections.abc import Mapping
 
-from mcp_sandbox.core.errors import ConfigError
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["find_project"]
 
@@ -18,7 +19,7 @@ _SHARED = frozenset(
 """Directories that a client may happen to start in, and that are nobody's project."""
 
 
-def find_project(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+def find_project(given: str | None = None, environ: "Mapping[str, str]" = os.environ) -> str:
     """Return the real path of the project, or an empty string where there is none.
 
     What somebody named on purpose (`given`, `$MCP_SANDBOX_PROJECT`) must exist. What was only found, in a client's
@@ -44,6 +45,8 @@ def find_project(given: str | None = None, environ: Mapping[str, str] = os.envir
 def _checked(source: str, named: str) -> str:
     path = os.path.realpath(os.path.expanduser(named))  # noqa: PTH111
     if path == "/" or not os.path.isdir(path):  # noqa: PTH112
+        from mcp_sandbox.core.errors import ConfigError
+
         raise ConfigError(
             f"No project {named!r}",
             why=f"{source} must name a directory, and {'not the whole file system' if path == '/' else 'this is none'}",
@@ -52,7 +55,7 @@ def _checked(source: str, named: str) -> str:
     return path
 
 
-def _found(directory: str, environ: Mapping[str, str]) -> str:
+def _found(directory: str, environ: "Mapping[str, str]") -> str:
     if not directory.startswith("/"):
         return ""
     path = os.path.realpath(directory)

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, cast
@@ -31,7 +31,9 @@ from mcp_types import (
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from mcp_sandbox.transport.wire import TOO_LONG, LineReader, LineWriter, Wire, claim_wire, reader_gone
+from mcp_sandbox.transport.claim import Wire, claim_wire
+from mcp_sandbox.transport.preamble import Handover
+from mcp_sandbox.transport.wire import TOO_LONG, LineReader, LineWriter, reader_gone
 
 __all__ = ["serve_stdio"]
 
@@ -43,7 +45,11 @@ _PARENT_CHECK_S = 2.0
 
 
 async def serve_stdio(
-    server: Server[Any], *, wire: Wire | None = None, on_ready: Callable[[], None] | None = None
+    server: Server[Any],
+    *,
+    wire: Wire | None = None,
+    handover: Handover | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serve until the client closes either stream, its process ends, or SIGTERM, SIGINT or SIGHUP arrives.
 
@@ -53,6 +59,7 @@ async def serve_stdio(
     Args:
         server: The server.
         wire: What `claim_wire` returned, if it was called before.
+        handover: What the preamble left, if there was one.
         on_ready: Called once, right before the first message is read.
     """
     if sys.platform == "win32":
@@ -63,8 +70,8 @@ async def serve_stdio(
     async with anyio.create_task_group() as tasks:
         stop = tasks.cancel_scope.cancel
         _stop_on_signals(stop)
-        outbound = _Outbound(writer, stop)
-        inbound = _Inbound(LineReader(wire.input), outbound)
+        outbound = _Outbound(writer, stop, answered=handover.answered if handover else ())
+        inbound = _Inbound(LineReader(wire.input, begun=handover.begun if handover else b""), outbound)
         tasks.start_soon(_stop_without_reader, wire.output, stop)
         tasks.start_soon(_stop_without_parent, wire.parent, stop)
         if on_ready is not None:
@@ -113,12 +120,13 @@ class _Stream:
 
 
 class _Outbound(_Stream):
-    """Messages to the client: what the SDK writes to."""
+    """Messages to the client: what the SDK writes to. The first answer to each request in `answered` is dropped."""
 
-    def __init__(self, writer: LineWriter, stop: Callable[[], None]) -> None:
+    def __init__(self, writer: LineWriter, stop: Callable[[], None], *, answered: Iterable[int | str]) -> None:
         self._writer = writer
         self._stop = stop
-        self._unanswered: set[str | int] = set()
+        self._answered = list(answered)
+        self._unanswered: list[str | int] = []
         self._all_answered = anyio.Event()
         self._all_answered.set()
 
@@ -129,14 +137,24 @@ class _Outbound(_Stream):
             anyio.BrokenResourceError: The client does not listen any more.
         """
         message = item.message
+        is_answer = isinstance(message, JSONRPCResponse | JSONRPCError)
+        if is_answer and message.id in self._answered:
+            self._drop(message)
+            return
         try:
             line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
         except (PydanticSerializationError, UnicodeEncodeError):
             _LOG.exception("a message could not be written as JSON")
             line = _error(getattr(message, "id", None), INTERNAL_ERROR, "the answer cannot be written as JSON")
         await self.write(line)
-        if isinstance(message, JSONRPCResponse | JSONRPCError):
+        if is_answer:
             self.forget(message.id)
+
+    def _drop(self, message: JSONRPCResponse | JSONRPCError) -> None:
+        self._answered.remove(cast("int | str", message.id))
+        self.forget(message.id)
+        if isinstance(message, JSONRPCError):
+            _LOG.error("a request that was answered at once is an error for the SDK: %s", message.error.message)
 
     async def write(self, line: bytes) -> None:
         """Write one line, given without its end."""
@@ -150,11 +168,12 @@ class _Outbound(_Stream):
         """Note that a request waits for its answer."""
         if not self._unanswered:
             self._all_answered = anyio.Event()
-        self._unanswered.add(request_id)
+        self._unanswered.append(request_id)
 
     def forget(self, request_id: str | int | None) -> None:
         """Note that a request was answered, or never will be."""
-        self._unanswered.discard(cast("str | int", request_id))
+        with suppress(ValueError):
+            self._unanswered.remove(cast("str | int", request_id))
         if not self._unanswered:
             self._all_answered.set()
 

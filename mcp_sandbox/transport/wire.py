@@ -1,24 +1,15 @@
-"""The descriptors that carry the protocol, and lines read from and written to them without threads.
-
-Imports only the standard library and anyio, so that a process can claim its wire before it loads anything that might
-print. POSIX only.
-"""
+"""Lines read from and written to the descriptors that carry the protocol, without threads. POSIX only."""
 
 import os
 import select
 import stat
-import sys
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
 import anyio
 from anyio import to_thread
 
-if sys.platform != "win32":  # there, `serve_stdio` uses the SDK's transport
-    import fcntl
-
-__all__ = ["TOO_LONG", "LineReader", "LineWriter", "TooLong", "Wire", "claim_wire", "reader_gone"]
+__all__ = ["TOO_LONG", "LineReader", "LineWriter", "TooLong", "reader_gone"]
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 65_536
@@ -33,42 +24,6 @@ class TooLong(Enum):
 TOO_LONG: Final[Literal[TooLong.TOO_LONG]] = TooLong.TOO_LONG
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
-    """Descriptors that nobody else in the process knows, so that no child and no `print` can touch the protocol."""
-
-    input: int
-    output: int
-    parent: int
-    """Process id of whoever started this process."""
-
-
-def claim_wire() -> Wire:
-    """Move the protocol away from descriptors 0 and 1. Call it first of all, and once.
-
-    Afterwards descriptor 0 is at its end, and what anybody prints goes to standard error.
-    """
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        wire = Wire(input=_moved(0, null), output=_moved(1, null), parent=os.getppid())
-        os.dup2(null, 0)
-        try:
-            os.dup2(2, 1)
-        except OSError:
-            os.dup2(null, 1)
-    finally:
-        if null > 2:  # else it took the place of a standard descriptor that was closed
-            os.close(null)
-    return wire
-
-
-def _moved(descriptor: int, null: int) -> int:
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    except OSError:
-        return fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 3)
-
-
 def _make_waitable(descriptor: int) -> bool:
     """Return whether one can wait for a descriptor; files are always ready, and terminals are shared with a shell."""
     mode = os.fstat(descriptor).st_mode
@@ -79,14 +34,14 @@ def _make_waitable(descriptor: int) -> bool:
 
 
 class LineReader:
-    """Lines from a descriptor, in bounded memory."""
+    """Lines from a descriptor, in bounded memory; `begun` is what comes before anything that can still be read."""
 
-    def __init__(self, descriptor: int, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, descriptor: int, *, begun: bytes = b"", max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._descriptor = descriptor
         self._max_line_bytes = max_line_bytes
         self._waits = _make_waitable(descriptor)
         self._blocks = os.get_blocking(descriptor)
-        self._buffer = bytearray()
+        self._buffer = bytearray(begun)
         self._searched = 0
         self._skipping = False
         self._ended = False

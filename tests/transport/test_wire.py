@@ -33,16 +33,17 @@ def test_lines_arrive_whole_and_long_ones_are_skipped_however_they_are_cut(
     async def read() -> list[object]:
         readable, writable = os.pipe()
         found: list[object] = []
+        begun, *later = pieces
 
         async def write() -> None:
-            for piece in pieces:
+            for piece in later:
                 os.write(writable, piece)
                 await anyio.lowlevel.checkpoint()
             os.close(writable)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write)
-            reader = LineReader(readable, max_line_bytes=20)
+            reader = LineReader(readable, begun=begun, max_line_bytes=20)
             while (line := await reader.next()) is not None:
                 found.append(line)
         os.close(readable)

@@ -13,8 +13,8 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp_types import CallToolRequestParams, ListToolsResult, PaginatedRequestParams, Tool
 
+from mcp_sandbox.transport.claim import claim_wire
 from mcp_sandbox.transport.stdio import serve_stdio
-from mcp_sandbox.transport.wire import claim_wire
 
 __all__: list[str] = []
 

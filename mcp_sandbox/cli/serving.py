@@ -1,0 +1,46 @@
+"""The real server, to which `mcp-sandbox serve` hands over. Importing it loads the SDK and the services."""
+
+import asyncio
+import os
+import sys
+
+import anyio
+
+from mcp_sandbox.app import open_services
+from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.service.kept import Kept
+from mcp_sandbox.service.services import Services
+from mcp_sandbox.tools.server import build_server
+from mcp_sandbox.transport.claim import Wire
+from mcp_sandbox.transport.preamble import Handover
+from mcp_sandbox.transport.stdio import serve_stdio
+
+__all__ = ["serve"]
+
+
+def serve(
+    *, project: str, provider: str, profile: str, prefix: str, wire: Wire | None, handover: Handover | None
+) -> None:
+    """Serve one client until it goes away, and end the process."""
+
+    async def complain(services: Kept[Services]) -> None:
+        """Say at once what every tool would answer, for the person who reads the client's log."""
+        try:
+            await services.get()
+        except SandboxError as error:
+            print(f"mcp-sandbox: {error}", file=sys.stderr)
+
+    async def serve_client() -> None:
+        async with anyio.create_task_group() as tasks:
+            services = Kept(tasks, lambda: open_services(project=project, provider=provider))
+            server = build_server(services.get, profile=profile, prefix=prefix)
+            tasks.start_soon(complain, services)
+            try:
+                await serve_stdio(server, wire=wire, handover=handover)
+            finally:
+                services.release()
+
+    asyncio.run(serve_client())
+    sys.stderr.flush()
+    # Everything is closed; a thread that hangs in a system call must not keep the process alive.
+    os._exit(0)
