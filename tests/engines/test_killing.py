@@ -110,18 +110,18 @@ class TestKilling:
             assert (await execution.wait()).termination is Termination.EXITED
 
     @pytest.mark.parametrize("program", ["sleep", "no-such-program"])
-    @pytest.mark.parametrize("turns", [1, 2, 3, 5, 20, 60])
-    async def test_a_cancelled_start_leaves_nothing(self, carrier: GuestCarrier, program: str, turns: int) -> None:
+    async def test_a_cancelled_start_leaves_nothing(self, carrier: GuestCarrier, program: str) -> None:
         """Cancelled after a few turns of the loop: before, in and after the request."""
-        with anyio.fail_after(4):
-            task = asyncio.create_task(start(carrier, program, "1000", stdin=True))
-            for _ in range(turns):
-                await anyio.lowlevel.checkpoint()
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await (await task).aclose()
-            await until_alone(carrier)
-            assert (await run(carrier, "echo", "fine")).text() == b"fine\n"
+        for turns in (1, 2, 3, 5, 10, 20, 60):
+            with anyio.fail_after(4):
+                task = asyncio.create_task(start(carrier, program, "1000", stdin=True))
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await (await task).aclose()
+                await until_alone(carrier)
+                assert (await run(carrier, "echo", "fine")).text() == b"fine\n"
 
     async def test_a_cancelled_large_start_does_not_garble_what_follows(self, carrier: GuestCarrier) -> None:
         tasks = [asyncio.create_task(start(carrier, "echo", *["x" * 100_000] * 15)) for _ in range(20)]

@@ -26,7 +26,7 @@ MEGABYTE: Final = 1 << 20
 @pytest.fixture(autouse=True)
 async def clean(carrier: GuestCarrier) -> None:
     """A container is shared: start from an empty directory."""
-    await shell(carrier, "chmod -R u+rwx /work; rm -rf /work/* /work/.[a-z]*")
+    await shell(carrier, "rm -rf /work/* /work/.[a-z]*")
 
 
 class Member(NamedTuple):
@@ -131,11 +131,11 @@ class TestTrees:
         await upload(carrier, archive(member("d/file", data=b"new"), member("link", data=b"no link")))
         assert (await shell(carrier, "cd /work; cat d/keep d/file link")).text() == b"keep\nnewno link"
 
-    @pytest.mark.parametrize("path", ["/work/missing", "/dev/null", "/work/fifo"])
-    async def test_what_cannot_be_packed_is_refused_at_once(self, carrier: GuestCarrier, path: str) -> None:
+    async def test_what_cannot_be_packed_is_refused_at_once(self, carrier: GuestCarrier) -> None:
         await shell(carrier, "mkfifo /work/fifo")
-        with anyio.fail_after(5), pytest.raises(OSError):
-            await download(carrier, path)
+        for path in ("/work/missing", "/dev/null", "/work/fifo"):
+            with anyio.fail_after(5), pytest.raises(OSError):
+                await download(carrier, path)
 
     async def test_a_source_that_fails_ends_the_upload(self, carrier: GuestCarrier) -> None:
         class Failing(BytesStream):
@@ -164,17 +164,14 @@ class TestTrees:
 class TestHostileRecords:
     """Nothing that an archive says reaches beyond the directory."""
 
-    @pytest.mark.parametrize(
-        "bad",
-        [
+    async def test_a_member_that_would_leave_is_refused(self, carrier: GuestCarrier) -> None:
+        for bad in (
             member("../out", data=b"x"), member("/absolute", data=b"x"), member("a/../../out", data=b"x"),
             member("dev", tarfile.CHRTYPE), member("dev", tarfile.BLKTYPE),
             member("h", tarfile.LNKTYPE, link="../../etc/x"),
-        ],
-    )  # fmt: skip
-    async def test_a_member_that_would_leave_is_refused(self, carrier: GuestCarrier, bad: Member) -> None:
-        with pytest.raises(InvalidRequestError):
-            await upload(carrier, archive(bad))
+        ):  # fmt: skip
+            with pytest.raises(InvalidRequestError):
+                await upload(carrier, archive(bad))
 
     async def test_a_link_in_the_archive_is_not_written_through(self, carrier: GuestCarrier) -> None:
         await shell(carrier, "mkdir /work/out /work/in")
@@ -197,20 +194,17 @@ class TestHostileRecords:
             await upload(carrier, tar, "/work/in")
         assert (await shell(carrier, "stat -c %h /work/out/file")).text() == b"1\n"
 
-    @pytest.mark.parametrize(
-        "records",
-        [
+    async def test_records_that_make_no_sense_are_refused(self, carrier: GuestCarrier) -> None:
+        await shell(carrier, "mkdir /work/in")
+        for records in (
             b"", b"\0", bytes(48), bytes(48) * 100, Record(kind="d", path="a").encode(),
             Record(kind="f", path="a", size=5).encode() + b"\xff" * 16,
             Record(kind="f", path="..").encode(), Record(kind="d", path="/etc").encode(),
             Record(kind="h", path="a", link="/etc/hostname").encode(), Record(kind="s", path="a").encode(),
             Record(kind="d", path="x\0y").encode(), Record(kind="d", path="a/" * 4000 + "b").encode(),
-        ],
-    )  # fmt: skip
-    async def test_records_that_make_no_sense_are_refused(self, carrier: GuestCarrier, records: bytes) -> None:
-        await shell(carrier, "mkdir /work/in")
-        with anyio.fail_after(10), pytest.raises(OSError):
-            await carrier.feed(Type.UNPACK, fields("/work/in"), BytesStream(records))
+        ):  # fmt: skip
+            with anyio.fail_after(10), pytest.raises(OSError):
+                await carrier.feed(Type.UNPACK, fields("/work/in"), BytesStream(records))
         assert (await shell(carrier, "ls -A /work")).text() == b"in\n"
 
     async def test_a_kind_of_zero_does_not_remove_what_is_there(self, carrier: GuestCarrier) -> None:
