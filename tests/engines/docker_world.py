@@ -28,7 +28,7 @@ PROGRAMS: Final = (
 
 def docker_works() -> str:
     """Return why no daemon can be started here; empty if one can."""
-    missing = [name for name in ("dockerd", "containerd", "runc", "docker") if shutil.which(name) is None]
+    missing = [name for name in ("setpriv", "dockerd", "containerd", "runc", "docker") if shutil.which(name) is None]
     if missing:
         return f"no {missing[0]} here: apt-get install docker.io"
     return "only root can start dockerd" if os.geteuid() else ""
@@ -67,6 +67,7 @@ class DockerWorld:
         self.host = f"unix://{self._directory}/docker.sock"
         self._log = (self._directory / "log").open("wb")
         command = [
+            "setpriv", "--pdeathsig", "TERM",  # tests that are killed leave no daemon behind
             "dockerd", "--data-root", f"{self._directory}/data", "--exec-root", f"{self._directory}/exec",
             "--host", self.host, "--pidfile", f"{self._directory}/pid", "--iptables=false", "--ip6tables=false",
             "--bridge=none", "--ip-forward=false",
