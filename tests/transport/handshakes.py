@@ -1,4 +1,4 @@
-"""What clients really send first, as recorded from them, and what else they might."""
+"""What clients send first: recorded from four of them, and what else the protocol allows."""
 
 import json
 from collections.abc import Mapping
@@ -12,29 +12,22 @@ INITIALIZED: Mapping[str, Any] = {"jsonrpc": "2.0", "method": "notifications/ini
 
 HANDSHAKES: Mapping[str, Mapping[str, Any]] = {
     "nothing": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
-    "claude-code": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {"roots": {}, "elicitation": {"form": {}, "url": {}}},
-        "clientInfo": {
-            "name": "claude-code",
-            "title": "Claude Code",
-            "version": "2.1.332",
-            "description": "An agentic coding tool \u2014 in the terminal",
-            "websiteUrl": "https://claude.com/claude-code",
-            "icons": [{"src": "https://claude.ai/icon.svg", "mimeType": "image/svg+xml", "sizes": ["any"]}],
-        },
-    },
-    "codex": {
+    "Codex CLI 0.171.0": {
         "protocolVersion": "2025-06-18",
-        "capabilities": {"elicitation": {"form": {}, "url": {}}, "experimental": {"codex/auth-change": {}}},
+        "capabilities": {"experimental": {"codex/auth-change": {}}, "elicitation": {"form": {}, "url": {}}},
         "clientInfo": {"name": "codex-mcp-client", "title": "Codex", "version": "0.171.0"},
     },
-    "gemini": {
+    "opencode 1.18.33": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"roots": {}},
+        "clientInfo": {"name": "opencode", "version": "1.18.33"},
+    },
+    "Gemini CLI 0.61.0": {
         "protocolVersion": "2025-06-18",
         "capabilities": {"roots": {"listChanged": True}},
-        "clientInfo": {"name": "gemini-cli-mcp-client-sandbox", "version": "0.61.0"},
+        "clientInfo": {"name": "gemini-cli-mcp-client", "version": "0.61.0"},
     },
-    "vscode": {
+    "everything": {
         "protocolVersion": "2025-11-25",
         "capabilities": {
             "roots": {"listChanged": True},
@@ -47,7 +40,14 @@ HANDSHAKES: Mapping[str, Mapping[str, Any]] = {
             },
             "extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html;profile=mcp-app"]}},
         },
-        "clientInfo": {"name": "Visual Studio Code", "version": "1.140.0"},
+        "clientInfo": {
+            "name": "t",
+            "title": "T\u00e9 \u2014 T",
+            "version": "1",
+            "description": "A client",
+            "websiteUrl": "https://example.com/",
+            "icons": [{"src": "https://example.com/i.svg", "mimeType": "image/svg+xml", "sizes": ["any"]}],
+        },
     },
     "of the future": {
         "protocolVersion": "2031-01-01",
@@ -62,13 +62,23 @@ HANDSHAKES: Mapping[str, Mapping[str, Any]] = {
 _META = "io.modelcontextprotocol"
 ENVELOPES: Mapping[str, Mapping[str, Any]] = {
     "nothing": {f"{_META}/protocolVersion": "2026-07-28", f"{_META}/clientCapabilities": {}},
-    "claude-code": {
+    "Claude Code 2.1.332": {
         f"{_META}/protocolVersion": "2026-07-28",
-        f"{_META}/clientCapabilities": {"roots": {}, "elicitation": {"form": {}, "url": {}}},
-        f"{_META}/clientInfo": {"name": "claude-code", "title": "Claude Code", "version": "2.1.332"},
+        f"{_META}/clientInfo": {
+            "name": "claude-code",
+            "title": "Claude Code",
+            "version": "2.1.332",
+            "description": "Anthropic's agentic coding tool",
+            "websiteUrl": "https://claude.com/claude-code",
+        },
+        f"{_META}/clientCapabilities": {"roots": {"listChanged": True}, "elicitation": {"form": {}, "url": {}}},
+    },
+    "more": {
+        f"{_META}/protocolVersion": "2026-07-28",
+        f"{_META}/clientCapabilities": {"extensions": {"io.modelcontextprotocol/ui": {}}},
         f"{_META}/logLevel": "warning",
         "progressToken": 3,
-        "claudecode/toolUseId": "toolu_1",
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     },
 }
 """`_meta` of every request of the revision without a handshake."""

@@ -147,7 +147,7 @@ _SCRIPTS: Mapping[str, list[Step]] = {
         *map(_step, _LISTS),
     ],
     "cancelled too late, and in time": [
-        _step(request(1, "initialize", HANDSHAKES["claude-code"])),
+        _step(request(1, "initialize", HANDSHAKES["everything"])),
         _step(INITIALIZED),
         _step(request(2, "tools/list")),
         _step({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}}),

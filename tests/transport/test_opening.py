@@ -122,7 +122,7 @@ async def test_the_revision_without_a_handshake_gets_the_answers_of_the_sdk(
 
 
 @pytest.mark.parametrize("params", HANDSHAKES.values(), ids=HANDSHAKES)
-async def test_the_handshakes_of_real_clients_are_answered_at_once(params: Message) -> None:
+async def test_the_handshakes_of_clients_are_answered_at_once(params: Message) -> None:
     assert await _compared([request(0, "initialize", params), INITIALIZED, request(1, "tools/list", {})]) == 2
 
 
