@@ -126,8 +126,8 @@ def locked(path: Path, *, wait_s: float = 30.0) -> Generator[None]:
 
 
 @asynccontextmanager
-async def alocked(path: Path, *, wait_s: float = 30.0) -> AsyncGenerator[None]:
-    """Hold the same lock as `locked` from a task, without a thread.
+async def alocked(path: Path, *, wait_s: float = 30.0, shared: bool = False) -> AsyncGenerator[None]:
+    """Hold the same lock as `locked` from a task, without a thread; or `shared` with whoever shares it too.
 
     Raises:
         CapacityError: Somebody held it for `wait_s` seconds.
@@ -136,7 +136,7 @@ async def alocked(path: Path, *, wait_s: float = 30.0) -> AsyncGenerator[None]:
     descriptor = os.open(path, _OPEN_LOCK, 0o600)
     try:
         deadline, pause = anyio.current_time() + wait_s, _FIRST_PAUSE_S
-        while not _try_lock(descriptor):
+        while not _try_lock(descriptor, shared=shared):
             if anyio.current_time() >= deadline:
                 raise _busy(wait_s)
             await anyio.sleep(pause)
@@ -146,9 +146,9 @@ async def alocked(path: Path, *, wait_s: float = 30.0) -> AsyncGenerator[None]:
         _unlock(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

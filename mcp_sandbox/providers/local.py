@@ -39,7 +39,7 @@ from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, pro
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
 from mcp_sandbox.engines.layering import freeze, restore_layers, stop
-from mcp_sandbox.engines.plan import ENVIRONMENT
+from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
 from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
 
@@ -119,7 +119,14 @@ class LocalSandbox(Sandbox):
         return await self._with(lambda carrier: guest_files.read_file(carrier, request))
 
     async def write(self, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
-        return await self._with(lambda carrier: guest_files.write_file(carrier, request, data))
+        async def write(carrier: GuestCarrier) -> WriteResult:
+            """Write while nobody freezes the layer: the descriptor would reach into it afterwards."""
+            if request.path.startswith(f"{SPOOL}/"):  # in no layer, and written all the time
+                return await guest_files.write_file(carrier, request, data)
+            async with self._held(shared=True):
+                return await guest_files.write_file(carrier, request, data)
+
+        return await self._with(write)
 
     async def stat(self, request: StatRequest) -> FileInfo:
         return await self._with(lambda carrier: guest_files.stat_path(carrier, request))
@@ -171,13 +178,13 @@ class LocalSandbox(Sandbox):
             self._engine.store.remove_snapshot(frozen.ref)
 
     @asynccontextmanager
-    async def _held(self) -> AsyncGenerator[None]:
-        """Hold the sandbox against everybody else; it need not run."""
+    async def _held(self, *, shared: bool = False) -> AsyncGenerator[None]:
+        """Hold the sandbox against everybody else, or `shared` against those who do; it need not run."""
         if self._closed:
             raise gone()
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(alocked(self._engine.store.lock(self.id)))
+                await stack.enter_async_context(alocked(self._engine.store.lock(self.id), shared=shared))
             except FileNotFoundError:
                 raise destroyed(self.id) from None
             yield
