@@ -42,12 +42,18 @@ def main(arguments: list[str]) -> int:
     if sys.platform == "win32":
         return _serve(options, project, None, None)
     wire = claim_wire()
-    preparation = Preparation(lambda: __import__("mcp_sandbox.cli.serving"))
+    preparation = Preparation(_load)
     handover = answer_at_once(wire, _announcement(options), preparation)
     if handover is None:
         os._exit(0)
     preparation.finish()
     return _serve(options, project, wire, handover)
+
+
+def _load() -> None:
+    from mcp_sandbox.cli.loading import load_real_server
+
+    load_real_server()
 
 
 def _serve(options: Options, project: str, wire: Wire | None, handover: Handover | None) -> int:

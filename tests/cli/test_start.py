@@ -172,3 +172,22 @@ def test_b077_a_server_that_is_only_verified_makes_nothing(cli: CommandLine) -> 
     for _ in range(3):
         cli.run("serve", stdin=_INITIALIZE)
     assert not cli.home.exists()
+
+
+def test_the_real_server_loads_of_the_sdk_what_it_needs_and_the_rest_is_still_there() -> None:
+    code = (
+        "import sys\n"
+        "from mcp_sandbox.cli.loading import load_real_server\n"
+        "load_real_server()\n"
+        "print(*sys.modules)\n"
+        "from mcp import Client\n"
+        "from mcp.server import MCPServer\n"
+        "import mcp\n"
+        "print(mcp.Client is Client, mcp.server.MCPServer is MCPServer, mcp.server.lowlevel.Server.__name__)\n"
+    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    loaded, rest = shown.stdout.splitlines()
+    assert "mcp.server.lowlevel.server" in loaded.split()
+    assert not {"mcp.client", "mcp.server.mcpserver", "httpx2"} & set(loaded.split())
+    assert rest == "True True Server"
