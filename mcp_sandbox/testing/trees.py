@@ -58,7 +58,7 @@ class ProcessTreeContract(Contract):
 
     @pytest.mark.parametrize("script", FUGITIVES.values(), ids=FUGITIVES)
     async def test_b010_a_deadline_kills_the_whole_tree(self, machine: Sandbox, script: str) -> None:
-        async with await machine.exec(_shell(script, timeout_s=1.5)) as execution:
+        async with await machine.exec(_shell(script, timeout_s=0.8)) as execution:
             await wait_for_file(machine, "/workspace/beat")
             with anyio.fail_after(HANG_S):
                 result = await execution.wait()
