@@ -154,7 +154,7 @@ class Registry:
             record = self.get(SandboxId(handle))
             if record.principal == principal:
                 return record
-        records = self._of(principal, project)
+        records = sorted(self._of(principal, project), key=lambda record: record.id)
         prefix = handle.lower().removeprefix(ID_PREFIX)
         matches = [record for record in records if handle and record.name == handle] or [
             record for record in records if prefix and record.id.startswith(ID_PREFIX + prefix)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import anyio
-from anyio.abc import ByteStream, Process
+from anyio.abc import ByteStream, Process, SocketStream, UNIXSocketStream
 
 from mcp_sandbox.engines.carrier import GuestCarrier
 from mcp_sandbox.engines.local_carrier import LocalCarrier
@@ -54,30 +54,30 @@ _UNSHARE: Final = ("unshare", "--user", "--map-root-user", "--pid", "--mount", "
 class ProcessStream(ByteStream):
     """The standard streams of a process as one stream; closing it ends the process."""
 
-    def __init__(self, process: Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.process, self._into, self._out_of = process, process.stdin, process.stdout
+    def __init__(self, process: Process, stream: SocketStream) -> None:
+        self.process, self._stream = process, stream
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Return what the process wrote."""
-        return await self._out_of.receive(max_bytes)
+        return await self._stream.receive(max_bytes)
 
     async def send(self, item: bytes) -> None:
         """Write to the process."""
-        await self._into.send(item)
+        await self._stream.send(item)
 
     async def send_eof(self) -> None:
         """Close the process's input."""
-        await self._into.aclose()
+        await self._stream.send_eof()
 
     async def aclose(self) -> None:
         """Close the input, take what still comes so that nobody hangs on it, and wait for the process to end."""
-        gone = contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError)
+        gone = contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
         with anyio.move_on_after(5, shield=True), gone:
-            await self._into.aclose()
-            async for _ in self._out_of:
+            await self._stream.send_eof()
+            async for _ in self._stream:
                 pass
+        with anyio.move_on_after(5, shield=True):
+            await self._stream.aclose()
             await self.process.wait()
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -86,8 +86,16 @@ class ProcessStream(ByteStream):
 
 
 async def open_process_stream(command: Sequence[str], **environment: str) -> ProcessStream:
-    """Start a process whose standard streams carry frames."""
-    return ProcessStream(await anyio.open_process(command, stderr=None, env={"PATH": PATH, **environment}))
+    """Start a process whose standard streams carry frames.
+
+    One socket, not two pipes: asyncio before 3.11.4 reports a broken pipe of a subprocess to nobody in particular.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await anyio.open_process(
+            command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=None, env={"PATH": PATH, **environment}
+        )
+    return ProcessStream(process, await UNIXSocketStream.from_socket(ours))
 
 
 class Guest(abc.ABC):
