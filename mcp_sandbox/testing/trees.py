@@ -220,7 +220,7 @@ class ProcessTreeContract(Contract):
         assert (await sh(machine, "umask")).stdout.strip() in (b"0022", b"022")
 
     async def test_many_short_commands_in_a_row_leave_nothing_behind(self, machine: Sandbox) -> None:
-        count = "ls -d /proc/[0-9]* | wc -l"
+        count = "set -- /proc/[0-9]*; echo $#"
         before = (await sh(machine, count)).stdout
         for _ in range(50):
             assert (await run(machine, "true")).exit_code == 0
