@@ -51,7 +51,7 @@ def _image_of_programs() -> bytes:
         link = tarfile.TarInfo("bin")
         link.type, link.linkname = tarfile.SYMTYPE, "usr/bin"
         tar.addfile(link)
-        for name in ("work", "root"):
+        for name in ("area", "root"):
             directory = tarfile.TarInfo(name)
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(directory)
@@ -133,7 +133,7 @@ class DockerGuest(Guest):
             program = tarfile.TarInfo(f"{AGENT[1:]}/guest")
             program.mode, program.size = 0o755, len(guest_binary())
             tar.addfile(program, io.BytesIO(guest_binary()))
-            for name in ("work", "tmp"):
+            for name in ("area", "tmp"):
                 directory.name, directory.mode = name, 0o777
                 tar.addfile(directory)
         self._world.run("cp", "-", f"{self.id}:/", stdin=archive.getvalue())

@@ -101,7 +101,7 @@ async def open_process_stream(command: Sequence[str], **environment: str) -> Pro
 class Guest(abc.ABC):
     """A running agent, whichever engine holds it."""
 
-    base = "/work"
+    base = "/area"
     """A directory that tests may write to."""
     environment: Sequence[str] = (f"PATH={PATH}", "HOME=/root")
     many = True
@@ -133,7 +133,7 @@ class NamespacedGuest(Guest):
     def __enter__(self) -> Self:
         """Build the root, and start the agent unless its carrier is its own standard streams."""
         self.root = Path(tempfile.mkdtemp(prefix="guest-"))
-        for name in ("usr", "proc", "dev/pts", "tmp", "old", "work", "root", "etc", AGENT[1:]):
+        for name in ("usr", "proc", "dev/pts", "tmp", "old", "area", "root", "etc", AGENT[1:]):
             (self.root / name).mkdir(parents=True)
         (self.root / AGENT[1:]).chmod(0o700)
         for name in ("null", "zero", "full", "urandom"):

@@ -34,7 +34,7 @@ class TestOutcomes:
 
     async def test_a_file_that_cannot_be_executed_is_a_result_of_126(self, carrier: GuestCarrier) -> None:
         assert (await run(carrier, "/dev/null")).result.exit_code == 126
-        assert (await run(carrier, "/work")).result.exit_code == 126
+        assert (await run(carrier, "/area")).result.exit_code == 126
 
     async def test_a_directory_that_does_not_exist_is_a_result_that_names_it(self, carrier: GuestCarrier) -> None:
         done = await run(carrier, "true", cwd="/no/such/place")
@@ -110,7 +110,7 @@ class TestStreams:
 
     async def test_a_child_in_the_background_does_not_hold_up_the_end(self, carrier: GuestCarrier) -> None:
         """B-008: `sleep 60 & echo done` returns at once; what the child says later still comes."""
-        script = "(while [ ! -e /work/go ]; do sleep 0.01; done; echo late; rm /work/go) & echo done"
+        script = "(while [ ! -e /area/go ]; do sleep 0.01; done; echo late; rm /area/go) & echo done"
         async with await start(carrier, "sh", "-c", script) as execution:
             with anyio.fail_after(10):
                 seen = b""
@@ -118,7 +118,7 @@ class TestStreams:
                     seen += event.data
                 assert seen == b"done\n"
                 assert event.result.exit_code == 0
-                await shell(carrier, "touch /work/go")
+                await shell(carrier, "touch /area/go")
                 late = await execution.receive()
                 assert not isinstance(late, Exited)
                 assert late.data == b"late\n"
@@ -186,16 +186,16 @@ class TestStreams:
         outputs: dict[int, bytes] = {}
 
         async def one(number: int) -> None:
-            script = f"echo {number}; touch /work/up{number}; while [ ! -e /work/all ]; do sleep 0.02; done; echo end"
+            script = f"echo {number}; touch /area/up{number}; while [ ! -e /area/all ]; do sleep 0.02; done; echo end"
             outputs[number] = (await shell(carrier, script)).text()
 
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
                 for number in range(64):
                     tasks.start_soon(one, number)
-                script = "while [ $(ls /work | wc -l) -lt 64 ]; do sleep 0.02; done; touch /work/all"
+                script = "while [ $(ls /area | wc -l) -lt 64 ]; do sleep 0.02; done; touch /area/all"
                 await shell(carrier, script)
-        await shell(carrier, "rm -f /work/*")
+        await shell(carrier, "rm -f /area/*")
         assert outputs == {number: b"%d\nend\n" % number for number in range(64)}
 
     async def test_both_streams_progress_while_one_is_full(self, carrier: GuestCarrier) -> None:

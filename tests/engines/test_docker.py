@@ -41,11 +41,11 @@ async def test_an_image_of_nothing_has_commands_and_files(docker_world: DockerWo
             done = await run(carrier, f"{AGENT}/guest")
             assert (done.result.exit_code, done.errors[:12]) == (2, b"usage: guest")
             assert (await run(carrier, "sh", "-c", "true")).result.exit_code == 127
-            await write_file(carrier, WriteRequest(path="/work/a/file"), b"data")
-            async with await read_file(carrier, ReadRequest(path="/work/a/file")) as reader:
+            await write_file(carrier, WriteRequest(path="/area/a/file"), b"data")
+            async with await read_file(carrier, ReadRequest(path="/area/a/file")) as reader:
                 assert await read_all(reader, 10) == b"data"
-            listing = await list_tree(carrier, ListRequest(path="/work", depth=2))
-            assert {entry.path for entry in listing.entries} == {"/work/a", "/work/a/file"}
+            listing = await list_tree(carrier, ListRequest(path="/area", depth=2))
+            assert {entry.path for entry in listing.entries} == {"/area/a", "/area/a/file"}
 
 
 async def test_what_the_agent_holds_cannot_be_looked_into(docker_guest: DockerGuest) -> None:
@@ -71,11 +71,11 @@ async def test_a_container_without_any_connection_stops_by_itself(short_lived: D
 
 async def test_a_stopped_container_starts_again_with_its_files(short_lived: DockerGuest) -> None:
     async with short_lived.connected() as carrier:
-        await write_file(carrier, WriteRequest(path="/work/kept"), b"data")
+        await write_file(carrier, WriteRequest(path="/area/kept"), b"data")
     await stopped(short_lived)
     await anyio.to_thread.run_sync(short_lived.start)
     async with short_lived.connected() as carrier:
-        assert (await run(carrier, "cat", "/work/kept")).text() == b"data"
+        assert (await run(carrier, "cat", "/area/kept")).text() == b"data"
 
 
 async def test_docker_stop_ends_the_container_at_once(short_lived: DockerGuest, docker_world: DockerWorld) -> None:

@@ -30,7 +30,7 @@ WELCOME = frame(Type.WELCOME, 0, fields(1))
 DOCUMENTED = (SandboxError, OSError, GuestRestarting, GuestProtocolError)
 
 ANSWERS = (
-    (Type.OK, b""), (Type.OK, bytes(64)), (Type.OK, struct.pack("<I", 1) + b"/work/a\0.write-1\0"),
+    (Type.OK, b""), (Type.OK, bytes(64)), (Type.OK, struct.pack("<I", 1) + b"/area/a\0.write-1\0"),
     (Type.OK, struct.pack("<IIIIQqI", 0o100644, 0, 0, 1, 10, 0, 0)), (Type.ERROR, struct.pack("<I", 2) + b"exec\0"),
     (Type.STARTED, fields(5)), (Type.EXIT, struct.pack("<IQQQQQ", 0, 1, 1, 1, 5, 5)),
     (Type.EXIT, struct.pack("<IQQQQQ", 0x137F, 1, 1, 1, 1 << 60, 0)), (Type.DATA, b"bytes"), (Type.CREDIT, fields(9)),

@@ -103,16 +103,16 @@ WRONG_REQUESTS = {
     "no payload": (Type.EXEC, b""),
     "a count beyond the end": (Type.EXEC, fields(0, 0, "/") + struct.pack("<I", 0xFFFFFFFF)),
     "no argument": (Type.EXEC, exec_payload(0, "/", [], [])),
-    "a string without end": (Type.STAT, fields(1) + b"/work"),
+    "a string without end": (Type.STAT, fields(1) + b"/area"),
     "no descriptors": (Type.EXEC, exec_payload(0, "/", ["true"], [])),
-    "a relative path": (Type.OPEN, open_payload(0, 0, "work")),
+    "a relative path": (Type.OPEN, open_payload(0, 0, "area")),
     "an empty path": (Type.MKDIR, fields(0, 0o755, "")),
     "a signal that is none": (Type.SIGNAL, fields(1, 65, 1)),
-    "a name that leads elsewhere": (Type.COMMIT, fields(0, 0, "/work/a", "../b")),
+    "a name that leads elsewhere": (Type.COMMIT, fields(0, 0, "/area/a", "../b")),
     "a tree nowhere": (Type.PACK, fields(0, 1, 1, "etc") + strings(())),
     "a port that is none": (Type.LISTEN, fields(65536, 0)),
     "the root itself": (Type.REMOVE, fields(1, "/")),
-    "the directory above": (Type.REMOVE, fields(1, "/work/..")),
+    "the directory above": (Type.REMOVE, fields(1, "/area/..")),
 }
 
 
@@ -156,7 +156,7 @@ async def test_unpacking_survives_thousands_of_nearly_right_trees(target: Namesp
     with RawPeer(await target.socket()) as peer:
         peer.receive()
         while time.monotonic() < end:
-            assert peer.send(frame(Type.UNPACK, 1, fields("/work")), 1, records(random_))
+            assert peer.send(frame(Type.UNPACK, 1, fields("/area")), 1, records(random_))
             answer = peer.receive()
             assert answer is not None
             assert answer.type in (Type.OK, Type.ERROR)
@@ -203,14 +203,14 @@ async def test_a_sanitized_agent_does_all_that_agents_do(target: NamespacedGuest
     async with target.connected() as carrier:
         assert (await run(carrier, "cat", "/no/such/file")).result.exit_code == 1
         assert (await run(carrier, "no-such-program")).result.exit_code == 127
-        await shell(carrier, "mkdir -p /work/a/b; seq 1 1000 > /work/a/b/c; ln /work/a/b/c /work/a/d; ln -s a /work/l")
-        async with (await carrier.source(Type.PACK, fields(0, 99, 9999, "/work") + strings(()))).stream as stream:
+        await shell(carrier, "mkdir -p /area/a/b; seq 1 1000 > /area/a/b/c; ln /area/a/b/c /area/a/d; ln -s a /area/l")
+        async with (await carrier.source(Type.PACK, fields(0, 99, 9999, "/area") + strings(()))).stream as stream:
             with contextlib.suppress(anyio.EndOfStream):
                 while True:
                     await stream.receive()
-        await carrier.request(Type.REMOVE, fields(1, "/work/a"))
+        await carrier.request(Type.REMOVE, fields(1, "/area/a"))
         with pytest.raises(OSError):
-            await carrier.request(Type.RENAME, fields(0, "/work/x", "/work/y"))
+            await carrier.request(Type.RENAME, fields(0, "/area/x", "/area/y"))
         await carrier.request(Type.FREEZE, b"")
         await carrier.request(Type.THAW, b"")
     await still_serves(target)

@@ -149,11 +149,11 @@ class TestKilling:
         assert outcomes == [True] * 24
 
     async def test_frozen_processes_stand_still_and_go_on(self, carrier: GuestCarrier) -> None:
-        async with await start(carrier, "sh", "-c", "i=0; while :; do i=$((i+1)); echo $i > /work/count; done"):
+        async with await start(carrier, "sh", "-c", "i=0; while :; do i=$((i+1)); echo $i > /area/count; done"):
             with anyio.fail_after(5):
                 await carrier.request(Type.FREEZE, b"")
-                read = [(await shell(carrier, "cat /work/count; sleep 0.05")).text() for _ in range(2)]
+                read = [(await shell(carrier, "cat /area/count; sleep 0.05")).text() for _ in range(2)]
                 assert read[0] == read[1]
                 await carrier.request(Type.THAW, b"")
-                while (await shell(carrier, "cat /work/count")).text() == read[0]:
+                while (await shell(carrier, "cat /area/count")).text() == read[0]:
                     pass

@@ -28,12 +28,12 @@ def old_kernel_guest() -> Iterator[NamespacedGuest]:
 
 async def test_files_work_without_openat2(old_kernel_guest: NamespacedGuest) -> None:
     carrier = await old_kernel_guest.connect()
-    await write_file(carrier, WriteRequest(path="/work/deep/file"), b"data")
-    async with await read_file(carrier, ReadRequest(path="/work/deep/file")) as reader:
+    await write_file(carrier, WriteRequest(path="/area/deep/file"), b"data")
+    async with await read_file(carrier, ReadRequest(path="/area/deep/file")) as reader:
         assert await read_all(reader, 100) == b"data"
-    listing = await list_tree(carrier, ListRequest(path="/work", depth=2))
-    assert {entry.path for entry in listing.entries} == {"/work/deep", "/work/deep/file"}
+    listing = await list_tree(carrier, ListRequest(path="/area", depth=2))
+    assert {entry.path for entry in listing.entries} == {"/area/deep", "/area/deep/file"}
     with pytest.raises(PermissionError):
         await read_file(carrier, ReadRequest(path="/proc/1/environ"))
-    assert (await shell(carrier, "cat /work/deep/file")).text() == b"data"
+    assert (await shell(carrier, "cat /area/deep/file")).text() == b"data"
     await carrier.aclose()

@@ -47,7 +47,7 @@ def bridged() -> Iterator[NamespacedGuest]:
 
 async def test_the_end_of_a_connection_ends_its_commands_and_no_others(shared: Guest) -> None:
     async with shared.connected() as ours, shared.connected() as theirs:
-        script = "setsid sh -c 'echo $$ > /work/mine; echo up; sleep 1000' & wait"
+        script = "setsid sh -c 'echo $$ > /area/mine; echo up; sleep 1000' & wait"
         mine = await start(ours, "sh", "-c", script)
         other = await start(theirs, "sh", "-c", "echo up; read line; echo $line", stdin=True)
         async with mine, other:
@@ -56,7 +56,7 @@ async def test_the_end_of_a_connection_ends_its_commands_and_no_others(shared: G
             await ours.aclose()
             assert (await mine.wait()).termination is Termination.LOST
             with anyio.fail_after(5):
-                while (await shell(theirs, "kill -0 $(cat /work/mine)")).result.exit_code == 0:
+                while (await shell(theirs, "kill -0 $(cat /area/mine)")).result.exit_code == 0:
                     await anyio.sleep(0.01)  # nobody tells one peer of another's commands
             await other.write_stdin(b"alive\n")
             assert (await drain(other)).text() == b"alive\n"
@@ -64,8 +64,8 @@ async def test_the_end_of_a_connection_ends_its_commands_and_no_others(shared: G
 
 async def test_a_file_written_over_one_connection_is_read_over_another(shared: Guest) -> None:
     async with shared.connected() as ours, shared.connected() as theirs:
-        await write_file(ours, WriteRequest(path="/work/file"), b"x" * 100_000)
-        async with await read_file(theirs, ReadRequest(path="/work/file")) as reader:
+        await write_file(ours, WriteRequest(path="/area/file"), b"x" * 100_000)
+        async with await read_file(theirs, ReadRequest(path="/area/file")) as reader:
             assert len(await read_all(reader, 1 << 20)) == 100_000
 
 
@@ -163,10 +163,10 @@ class Restarting(BytesStream):
 async def test_a_write_whose_source_was_read_is_not_repeated_after_a_restart(shared: Guest) -> None:
     """A second attempt would find the source empty, and put an empty file in the old one's place."""
     async with shared.connected() as ours, shared.connected() as theirs:
-        await write_file(ours, WriteRequest(path="/work/file"), b"old")
+        await write_file(ours, WriteRequest(path="/area/file"), b"old")
         source = Restarting(b"new", theirs)
         with anyio.fail_after(10), pytest.raises(SandboxGoneError):
-            await write_file(ours, WriteRequest(path="/work/file"), source)
+            await write_file(ours, WriteRequest(path="/area/file"), source)
         assert source.closed
 
 
@@ -175,8 +175,8 @@ async def test_a_write_that_never_began_can_be_repeated_after_a_restart(shared: 
         await theirs.request(Type.QUIESCE, b"")
         source = Restarting(b"new", theirs)
         for repeatable in (
-            lambda: write_file(ours, WriteRequest(path="/work/file"), source),
-            lambda: unpack_tar(ours, UploadRequest(path="/work"), source),
+            lambda: write_file(ours, WriteRequest(path="/area/file"), source),
+            lambda: unpack_tar(ours, UploadRequest(path="/area"), source),
         ):
             with anyio.fail_after(10), pytest.raises(GuestRestarting):
                 await repeatable()
@@ -185,8 +185,8 @@ async def test_a_write_that_never_began_can_be_repeated_after_a_restart(shared: 
 
 async def test_a_lost_connection_is_no_end_of_file(bridged: NamespacedGuest) -> None:
     async with bridged.connected() as carrier:
-        await write_file(carrier, WriteRequest(path="/work/big"), bytes(4 << 20))
-        async with await read_file(carrier, ReadRequest(path="/work/big")) as reader:
+        await write_file(carrier, WriteRequest(path="/area/big"), bytes(4 << 20))
+        async with await read_file(carrier, ReadRequest(path="/area/big")) as reader:
             await reader.receive()
             os.kill(bridged.init_pid, signal.SIGKILL)
             with anyio.fail_after(10), pytest.raises(SandboxGoneError):

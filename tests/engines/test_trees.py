@@ -26,7 +26,7 @@ MEGABYTE: Final = 1 << 20
 @pytest.fixture(autouse=True)
 async def clean(carrier: GuestCarrier) -> None:
     """A container is shared: start from an empty directory."""
-    await shell(carrier, "rm -rf /work/* /work/.[a-z]*")
+    await shell(carrier, "rm -rf /area/* /area/.[a-z]*")
 
 
 class Member(NamedTuple):
@@ -54,7 +54,7 @@ def archive(*members: Member) -> bytes:
     return out.getvalue()
 
 
-async def upload(carrier: GuestCarrier, tar: bytes, path: str = "/work") -> None:
+async def upload(carrier: GuestCarrier, tar: bytes, path: str = "/area") -> None:
     """Unpack an archive."""
     with anyio.fail_after(20):
         await unpack_tar(carrier, UploadRequest(path=path), BytesStream(tar))
@@ -84,7 +84,7 @@ class TestTrees:
             member("d/a\udcffb", data=b"bytes"),
         )
         await upload(carrier, sent)
-        found = await download(carrier, "/work")
+        found = await download(carrier, "/area")
         assert found["d"].mode == 0o2750
         assert found["d"].mtime == 1_000_000_000.25
         assert {found["d/file"].type, found["d/hard"].type} == {tarfile.REGTYPE, tarfile.LNKTYPE}
@@ -95,13 +95,13 @@ class TestTrees:
         assert found["d/fifo"].type == tarfile.FIFOTYPE
         assert found["n" * 200 + "/" + "m" * 200].size == 4
         assert "d/a\udcffb" in found
-        text = (await shell(carrier, "cd /work/d; cat file | sha256sum; cat hard | sha256sum")).text().split(b"\n")
+        text = (await shell(carrier, "cd /area/d; cat file | sha256sum; cat hard | sha256sum")).text().split(b"\n")
         assert text[0] == text[1]
 
     async def test_holes_stay_holes_and_read_as_zeros(self, carrier: GuestCarrier) -> None:
         grow = "dd if=/dev/zero of=s bs=1 count=0"
-        await shell(carrier, f"cd /work; {grow} seek=3000000; printf x >> s; {grow} seek=4000000")
-        async with await pack_tar(carrier, DownloadRequest(path="/work")) as stream:
+        await shell(carrier, f"cd /area; {grow} seek=3000000; printf x >> s; {grow} seek=4000000")
+        async with await pack_tar(carrier, DownloadRequest(path="/area")) as stream:
             data = await read_all(stream, 1 << 30)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             extracted = tar.extractfile("s")
@@ -110,30 +110,30 @@ class TestTrees:
         assert content == bytes(3_000_000) + b"x" + bytes(999_999)
 
     async def test_a_single_file_can_be_packed(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "printf 123 > /work/one")
-        assert {name: info.size for name, info in (await download(carrier, "/work/one")).items()} == {"one": 3}
+        await shell(carrier, "printf 123 > /area/one")
+        assert {name: info.size for name, info in (await download(carrier, "/area/one")).items()} == {"one": 3}
 
     async def test_thousands_of_files_travel_in_one_go(self, carrier: GuestCarrier) -> None:
         await upload(carrier, archive(*(member(f"d{n % 50}/f{n}", data=b"%d" % n) for n in range(3000))))
-        found = await download(carrier, "/work")
+        found = await download(carrier, "/area")
         assert sum(info.isreg() for info in found.values()) == 3000
 
     async def test_a_download_that_is_put_away_costs_nothing(self, carrier: GuestCarrier) -> None:
         await upload(carrier, archive(*(member(f"f{n}", data=bytes(MEGABYTE)) for n in range(4))))
         for _ in range(20):
-            await (await pack_tar(carrier, DownloadRequest(path="/work"))).aclose()
+            await (await pack_tar(carrier, DownloadRequest(path="/area"))).aclose()
         with anyio.fail_after(5):
             while int.from_bytes((await carrier.request(Type.LIVE, b"")).payload, "little"):
                 await anyio.sleep(0.01)  # workers notice at their next write
 
     async def test_existing_files_are_replaced_and_others_stay(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "cd /work; mkdir d; echo keep > d/keep; echo old > d/file; ln -s d link")
+        await shell(carrier, "cd /area; mkdir d; echo keep > d/keep; echo old > d/file; ln -s d link")
         await upload(carrier, archive(member("d/file", data=b"new"), member("link", data=b"no link")))
-        assert (await shell(carrier, "cd /work; cat d/keep d/file link")).text() == b"keep\nnewno link"
+        assert (await shell(carrier, "cd /area; cat d/keep d/file link")).text() == b"keep\nnewno link"
 
     async def test_what_cannot_be_packed_is_refused_at_once(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "mkfifo /work/fifo")
-        for path in ("/work/missing", "/dev/null", "/work/fifo"):
+        await shell(carrier, "mkfifo /area/fifo")
+        for path in ("/area/missing", "/dev/null", "/area/fifo"):
             with anyio.fail_after(5), pytest.raises(OSError):
                 await download(carrier, path)
 
@@ -147,12 +147,12 @@ class TestTrees:
 
         tar = archive(member("file", data=bytes(MEGABYTE)))[: MEGABYTE // 2]
         with anyio.fail_after(10), pytest.raises(ConnectionAbortedError):
-            await unpack_tar(carrier, UploadRequest(path="/work"), Failing(tar))
+            await unpack_tar(carrier, UploadRequest(path="/area"), Failing(tar))
         assert (await shell(carrier, "echo fine")).text() == b"fine\n"
 
     async def test_a_worker_that_is_killed_is_an_error_not_a_short_tree(self, carrier: GuestCarrier) -> None:
         await upload(carrier, archive(member("f", data=bytes(4 * MEGABYTE))))
-        stream = await pack_tar(carrier, DownloadRequest(path="/work"))
+        stream = await pack_tar(carrier, DownloadRequest(path="/area"))
         await stream.receive()
         workers = "cat /proc/[0-9]*/stat | while read p n _; do [ $p != 1 ] && [ $n = '(guest)' ] && echo $p; done"
         await shell(carrier, f"kill -9 $({workers})")
@@ -174,28 +174,28 @@ class TestHostileRecords:
                 await upload(carrier, archive(bad))
 
     async def test_a_link_in_the_archive_is_not_written_through(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "mkdir /work/out /work/in")
+        await shell(carrier, "mkdir /area/out /area/in")
         with pytest.raises(OSError):
             await upload(
-                carrier, archive(member("l", tarfile.SYMTYPE, link="../out"), member("l/file", data=b"x")), "/work/in"
+                carrier, archive(member("l", tarfile.SYMTYPE, link="../out"), member("l/file", data=b"x")), "/area/in"
             )
-        assert (await shell(carrier, "ls /work/out")).text() == b""
+        assert (await shell(carrier, "ls /area/out")).text() == b""
 
     async def test_attributes_of_a_directory_do_not_follow_a_link_in_its_place(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "mkdir /work/in; touch /work/victim; chmod 600 /work/victim")
+        await shell(carrier, "mkdir /area/in; touch /area/victim; chmod 600 /area/victim")
         tar = archive(member("d", tarfile.DIRTYPE, mode=0o777), member("d", tarfile.SYMTYPE, link="../victim"))
-        await upload(carrier, tar, "/work/in")
-        assert (await shell(carrier, "stat -c %a /work/victim")).text() == b"600\n"
+        await upload(carrier, tar, "/area/in")
+        assert (await shell(carrier, "stat -c %a /area/victim")).text() == b"600\n"
 
     async def test_a_hard_link_does_not_follow_links(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "mkdir /work/in /work/out; echo secret > /work/out/file")
+        await shell(carrier, "mkdir /area/in /area/out; echo secret > /area/out/file")
         tar = archive(member("l", tarfile.SYMTYPE, link="../out"), member("h", tarfile.LNKTYPE, link="l/file"))
         with pytest.raises(OSError):
-            await upload(carrier, tar, "/work/in")
-        assert (await shell(carrier, "stat -c %h /work/out/file")).text() == b"1\n"
+            await upload(carrier, tar, "/area/in")
+        assert (await shell(carrier, "stat -c %h /area/out/file")).text() == b"1\n"
 
     async def test_records_that_make_no_sense_are_refused(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "mkdir /work/in")
+        await shell(carrier, "mkdir /area/in")
         for records in (
             b"", b"\0", bytes(48), bytes(48) * 100, Record(kind="d", path="a").encode(),
             Record(kind="f", path="a", size=5).encode() + b"\xff" * 16,
@@ -204,13 +204,13 @@ class TestHostileRecords:
             Record(kind="d", path="x\0y").encode(), Record(kind="d", path="a/" * 4000 + "b").encode(),
         ):  # fmt: skip
             with anyio.fail_after(10), pytest.raises(OSError):
-                await carrier.feed(Type.UNPACK, fields("/work/in"), BytesStream(records))
-        assert (await shell(carrier, "ls -A /work")).text() == b"in\n"
+                await carrier.feed(Type.UNPACK, fields("/area/in"), BytesStream(records))
+        assert (await shell(carrier, "ls -A /area")).text() == b"in\n"
 
     async def test_a_kind_of_zero_does_not_remove_what_is_there(self, carrier: GuestCarrier) -> None:
-        await shell(carrier, "mkdir /work/in; touch /work/in/a")
+        await shell(carrier, "mkdir /area/in; touch /area/in/a")
         record = b"\0" + Record(kind="d", path="a").encode()[1:]
         with pytest.raises(OSError) as raised:
-            await carrier.feed(Type.UNPACK, fields("/work/in"), BytesStream(record))
+            await carrier.feed(Type.UNPACK, fields("/area/in"), BytesStream(record))
         assert raised.value.errno == errno.EPROTO
-        assert (await shell(carrier, "ls -A /work/in")).text() == b"a\n"
+        assert (await shell(carrier, "ls -A /area/in")).text() == b"a\n"
