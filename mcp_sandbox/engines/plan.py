@@ -44,7 +44,8 @@ _MASKED: Final = (
     "kcore keys key-users timer_list sysrq-trigger partitions diskstats cmdline kallsyms sched_debug config.gz"
 ).split()
 _READ_ONLY: Final = ("sys", "irq", "bus", "fs", "tty", "acpi", "scsi", "driver")
-_CORE_FILES: Final = 0
+_NO_CORE_FILES: Final = 1
+"""With 0 a program that the machine's `core_pattern` names still gets it, as the host's root; with 1 none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ def _overlay(volume: Volume, identity: Identity) -> bytes:
 
 
 def _resource_limits(limits: Limits) -> bytes:
-    wanted = [(resource.RLIMIT_CORE, _CORE_FILES)]
+    wanted = [(resource.RLIMIT_CORE, _NO_CORE_FILES)]
     if limits.open_files is not None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         wanted.append((resource.RLIMIT_NOFILE, min(limits.open_files, hard)))
