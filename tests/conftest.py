@@ -1,6 +1,10 @@
-"""What every test runs under: asyncio, and a loop in which nothing may wait."""
+"""What every test runs under: asyncio, a loop in which nothing may wait, and a place for the state of providers."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster
@@ -27,3 +31,28 @@ def blockbuster() -> Iterator[BlockBuster]:
     yield buster
     for function in waiting.values():
         function.deactivate()
+
+
+def _is_overlay(directory: Path) -> bool:
+    """Whether a directory lies on overlayfs, as everything in a container does: layers cannot lie on layers."""
+    best = (0, "")
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        point, kind = fields[4], fields[fields.index("-") + 1]
+        if directory.is_relative_to(point) and len(point) >= best[0]:
+            best = (len(point), kind)
+    return best[1] == "overlay"
+
+
+@pytest.fixture(scope="session")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for providers' state, on a file system that can hold layers, whoever runs the tests.
+
+    One for all tests: an engine may build in it, once, what every sandbox stands on.
+    """
+    tmp_path = tmp_path_factory.mktemp("state")
+    places = [tmp_path, Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm"), Path("/dev/shm"), Path("/var/tmp")]
+    place = next((p for p in places if os.access(p, os.W_OK) and not _is_overlay(p.resolve())), tmp_path)
+    directory = Path(tempfile.mkdtemp(prefix="mcp-sandbox-test-", dir=place))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)

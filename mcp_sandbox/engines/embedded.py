@@ -6,9 +6,12 @@ import errno
 import json
 import os
 import platform
+import resource
 import secrets
 import select
+import signal
 import socket
+from collections.abc import Generator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +53,7 @@ class EmbeddedEngine:
 
     async def __aenter__(self) -> Self:
         """Start the zygote."""
+        _raise_file_limit()
         try:
             self.launcher = await self._stack.enter_async_context(Launcher(self.store.root, self.identity))
         except OSError as error:
@@ -127,7 +131,7 @@ class EmbeddedEngine:
             peer.close()
             raise
         try:
-            return await self._greet(LocalCarrier(peer))
+            return await self._greet(peer)
         except SandboxGoneError:
             return None  # it was ending: its last peer had left
 
@@ -160,9 +164,11 @@ class EmbeddedEngine:
         os.close(pidfd)
         record = {"pid": pid, "started": _start_time(pid)}
         write_atomically(directory / "init.json", json.dumps(record).encode(), durable=False)
-        return await self._greet(LocalCarrier(ours))
+        return await self._greet(ours)
 
-    async def _greet(self, carrier: LocalCarrier) -> LocalCarrier:
+    async def _greet(self, connection: socket.socket) -> LocalCarrier:
+        identity = self.identity
+        carrier = LocalCarrier(connection, (identity.start, identity.gid) if identity.is_range else None)
         try:
             await carrier.welcome()
         except OSError as error:
@@ -223,18 +229,34 @@ class EmbeddedEngine:
         Raises:
             ProviderError: Some is, after many seconds.
         """
-        with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
-            record = json.loads((self.store.directory(sandbox) / "init.json").read_bytes())
-            with contextlib.closing(_Descriptor(os.pidfd_open(record["pid"]))) as pidfd:
-                if _start_time(record["pid"]) != record["started"]:
-                    return
-                with anyio.move_on_after(DEATH_S):
-                    while not select.select([pidfd], [], [], 0)[0]:
-                        await anyio.wait_readable(pidfd.fileno())
-                    return
+        with self._init(sandbox) as pidfd:
+            if pidfd is None or await _ended(pidfd, DEATH_S):
+                return
             raise ProviderError(
                 f"Sandbox {sandbox} does not end", why=f"its init is alive after {DEATH_S:g} s", fix="Kill that process"
             )
+
+    def kill(self, sandbox: SandboxId) -> None:
+        """End a sandbox whose init does not answer, and with it all that it runs."""
+        with self._init(sandbox) as pidfd:
+            if pidfd is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _init(self, sandbox: SandboxId) -> Generator[int | None]:
+        """Yield a pidfd of a sandbox's init, `None` if it is not the process that was started."""
+        try:
+            record = json.loads((self.store.directory(sandbox) / "init.json").read_bytes())
+            pid, started = int(record["pid"]), record["started"]
+            pidfd = os.pidfd_open(pid)
+        except (FileNotFoundError, ProcessLookupError, ValueError, KeyError, TypeError):
+            yield None  # it never started, or ended long ago
+            return
+        try:
+            yield pidfd if _start_time(pid) == started else None
+        finally:
+            os.close(pidfd)
 
     # ------------------------------------------------------------------------------------------ removal
 
@@ -248,17 +270,6 @@ class EmbeddedEngine:
         for path in await asyncio.to_thread(self.store.collect, self._base or ""):
             with contextlib.suppress(ProviderError):
                 await self.launcher.run("remove", path)
-
-
-class _Descriptor:
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def fileno(self) -> int:
-        return self._number
-
-    def close(self) -> None:
-        os.close(self._number)
 
 
 def _machine() -> str:
@@ -300,6 +311,23 @@ async def _connect(peer: socket.socket, path: str) -> None:
 
 def _project_mount(state: EngineState) -> str:
     return f"sandboxes/{state.id}/project"
+
+
+async def _ended(pidfd: int, within_s: float) -> bool:
+    with anyio.move_on_after(within_s):
+        poll = select.poll()  # unlike `select`, for any number of open files
+        poll.register(pidfd, select.POLLIN)
+        while not poll.poll(0):
+            await anyio.wait_readable(pidfd)
+        return True
+    return False
+
+
+def _raise_file_limit() -> None:
+    """Let this process have as many files as the machine allows: programs inside hold on to some of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _start_time(pid: int) -> str:

@@ -21,7 +21,10 @@ __all__ = ["EXIT", "CommandCarrier", "GuestExecution", "NeverStarted", "command_
 
 EXIT: Final = struct.Struct("<IQQQ")
 """Wait status, user and system microseconds, peak memory in bytes."""
+AGAIN_S: Final = 1.0
+"""After which a command that does not die is killed again, together with whoever traces it."""
 KILL_S: Final = 5.0
+"""After which nobody waits any longer for one that does not die, held by the kernel for example."""
 
 
 class CommandCarrier(GuestCarrier):
@@ -50,6 +53,7 @@ class GuestExecution(Execution):
         self._reason: Termination | None = None
         self._deadline = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire)
         self._timeout_s = timeout_s
+        self._killing: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------------------ the carrier's side
 
@@ -77,18 +81,20 @@ class GuestExecution(Execution):
 
     def lost(self) -> None:
         """Take it that the sandbox ended first."""
+        self._unknown_end("the sandbox ended while the command ran" if self._reason is None else "")
+
+    def _unknown_end(self, detail: str) -> None:
         self._finish(
             ExecResult(
                 exit_code=None,
                 termination=self._reason or Termination.LOST,
                 duration_s=time.monotonic() - self._started,
-                detail="the sandbox ended while the command ran" if self._reason is None else "",
+                detail=detail,
             )
         )
 
     def _finish(self, result: ExecResult) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._cancel_timers()
         if not self._result.done():
             self._result.set_result(result)
         self._wake.set()
@@ -100,7 +106,20 @@ class GuestExecution(Execution):
         if self._result.done() or self._carrier.closed:
             return
         self._reason = self._reason or reason
-        self._carrier.post(Type.SIGNAL, fields(self.number, signal.SIGKILL, 1))
+        if self._killing is None:
+            self._kill_until(self._loop.time() + KILL_S)
+
+    def _kill_until(self, end: float) -> None:
+        if self._loop.time() >= end:
+            self._unknown_end("it was killed, but its end has not come")
+        elif not self._carrier.closed:
+            self._carrier.post(Type.SIGNAL, fields(self.number, signal.SIGKILL, 1))
+            self._killing = self._loop.call_later(AGAIN_S, self._kill_until, end)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._deadline, self._killing):
+            if timer is not None:
+                timer.cancel()
 
     # ------------------------------------------------------------------------------------------ the caller's side
 
@@ -112,7 +131,7 @@ class GuestExecution(Execution):
     async def kill(self) -> None:
         """Kill the whole tree and wait for the command's end."""
         self._kill(Termination.KILLED)
-        with anyio.move_on_after(KILL_S):
+        with anyio.move_on_after(KILL_S + AGAIN_S):
             await asyncio.shield(self._result)
 
     async def wait(self) -> ExecResult:
@@ -130,8 +149,7 @@ class GuestExecution(Execution):
 
     def release(self) -> None:
         """Free what carries the bytes, and forget the command."""
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._cancel_timers()
         self._carrier.forget(self.number)
         self._free()
         self._told = True

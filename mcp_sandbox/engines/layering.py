@@ -22,6 +22,8 @@ from mcp_sandbox.hostfs.atomic import alocked
 
 __all__ = ["Frozen", "freeze", "restore_layers", "stop"]
 
+ANSWER_S: Final = 5.0
+"""How long an init may take to say that it ends; it is killed then."""
 DEPTH_MAX: Final = 400
 """overlayfs takes 500 lowers."""
 
@@ -97,12 +99,19 @@ async def _copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineStat
 
 
 async def stop(engine: EmbeddedEngine, sandbox: SandboxId) -> None:
-    """End every process of a sandbox."""
-    carrier = await engine.connect(sandbox)
-    if carrier is not None:
-        with contextlib.suppress(GuestRestarting, SandboxGoneError):
-            await carrier.request(Type.SHUTDOWN, b"")
-        await carrier.aclose()
+    """End every process of a sandbox, whether or not its init answers."""
+    answered = False
+    with anyio.move_on_after(ANSWER_S), contextlib.suppress(ProviderError):
+        carrier = await engine.connect(sandbox)
+        if carrier is not None:
+            try:
+                with contextlib.suppress(GuestRestarting, SandboxGoneError):
+                    await carrier.request(Type.SHUTDOWN, b"")
+            finally:
+                await carrier.aclose()
+        answered = True
+    if not answered:
+        engine.kill(sandbox)
     await engine.wait_dead(sandbox)
 
 

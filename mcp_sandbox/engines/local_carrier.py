@@ -18,7 +18,7 @@ from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
 from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, write_pipe
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
-from mcp_sandbox.engines.local_execution import LocalExecution
+from mcp_sandbox.engines.local_execution import Lingering, LocalExecution
 from mcp_sandbox.guest.wire import (
     FRAME_MAX,
     HEAD,
@@ -52,16 +52,23 @@ def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class LocalCarrier(CommandCarrier):
-    """One connection to an agent on this host. Not usable before `welcome` returned."""
+    """One connection to an agent on this host. Not usable before `welcome` returned.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: The connected socket.
+        owner: User and group that commands run as, as this process knows them, if they are not its own.
+    """
+
+    def __init__(self, connection: socket.socket, owner: tuple[int, int] | None = None) -> None:
         connection.setblocking(False)
         self._socket = connection
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._pending: dict[int, asyncio.Future[tuple[Frame, int | None]]] = {}
         self._commands: dict[int, LocalExecution] = {}
         self._welcome: asyncio.Future[tuple[Frame, int | None]] = self._loop.create_future()
+        self._lingering = Lingering()
         self._restarting = False
         self._closed = False
         self._row: deque[tuple[bytes, list[int]]] = deque()
@@ -119,7 +126,7 @@ class LocalCarrier(CommandCarrier):
     async def sink(self, kind: Type, payload: bytes) -> Sink:
         """Open a file for writing."""
         reply = await self._ask(kind, payload, ())
-        return Sink(reply, FileTarget(_required(reply)))
+        return Sink(reply, FileTarget(_required(reply), is_new=kind is Type.CREATE))
 
     async def feed(self, kind: Type, payload: bytes, data: ByteReceiveStream) -> Reply:
         """Pump `data` into a worker and wait for its verdict."""
@@ -146,8 +153,8 @@ class LocalCarrier(CommandCarrier):
         payload = command_payload(request, environment)
         if len(payload) > MESSAGE_MAX:
             return too_large(request, payload)
-        execution = LocalExecution(self, request.timeout_s)
-        passed = execution.open_pipes(stdin=request.stdin)
+        execution = LocalExecution(self, request.timeout_s, self._lingering)
+        passed = execution.open_pipes(stdin=request.stdin, owner=self._owner)
         try:
             started = self._begin(Type.EXEC, payload, passed, execution)
         except BaseException:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import struct
 import termios
+from collections import deque
 from typing import Final
 
 import anyio
@@ -13,30 +14,58 @@ from mcp_sandbox.core.exec import ExecEvent, ExecResult, Exited, OutputChunk, St
 from mcp_sandbox.engines.descriptors import write_pipe
 from mcp_sandbox.engines.guest_execution import CommandCarrier, GuestExecution
 
-__all__ = ["LocalExecution"]
+__all__ = ["Lingering", "LocalExecution"]
 
 READ_BYTES: Final = 65536
+LINGERING_MAX: Final = 128
+
+
+class Lingering:
+    """Commands that ended while their children hold the pipes, the oldest first.
+
+    Each one costs two of our descriptors, which belong to all sandboxes: of too many the oldest are let go of. A child
+    that still writes there then ends as it would behind `| head`.
+    """
+
+    def __init__(self) -> None:
+        self._commands: dict[LocalExecution, None] = {}
+
+    def add(self, command: "LocalExecution") -> None:
+        """Take in one more."""
+        self._commands[command] = None
+        while len(self._commands) > LINGERING_MAX:
+            next(iter(self._commands)).let_go()
+
+    def remove(self, command: "LocalExecution") -> None:
+        """Forget one. Idempotent."""
+        self._commands.pop(command, None)
 
 
 class LocalExecution(GuestExecution):
     """Reads the pipes only when asked to: a slow consumer slows the command, and nothing piles up here."""
 
-    def __init__(self, carrier: CommandCarrier, timeout_s: float | None) -> None:
+    def __init__(self, carrier: CommandCarrier, timeout_s: float | None, lingering: Lingering) -> None:
         super().__init__(carrier, timeout_s)
+        self._lingering = lingering
         self._pipes: dict[int, StreamName] = {}
         self._watched: set[int] = set()
         self._stdin = -1
         self._sequence = 0
-        self._own: dict[int, int] = {}
-        """Bytes in each pipe that come before the end."""
+        self._last: deque[OutputChunk] = deque()
+        """What comes before the end. Taken out of the pipes at once: a child could read it away, and we would wait."""
 
     def _finish(self, result: ExecResult) -> None:
         if not self._result.done():
-            self._own = {descriptor: _waiting(descriptor) for descriptor in self._pipes}
+            for descriptor, name in self._pipes.items():
+                if data := _read_now(descriptor, _waiting(descriptor)):
+                    self._last.append(self._chunk(name, data))
         super()._finish(result)
 
-    def open_pipes(self, *, stdin: bool) -> list[int]:
-        """Make the pipes; return the ends that belong to the command, in the order the protocol wants."""
+    def open_pipes(self, *, stdin: bool, owner: tuple[int, int] | None = None) -> list[int]:
+        """Make the pipes; return the ends that belong to the command, in the order the protocol wants.
+
+        They belong to `owner`: `/dev/stdout` and its like are opened anew, which the kernel lets nobody else do.
+        """
         passed: list[int] = []
         if stdin:
             readable, self._stdin = os.pipe2(os.O_CLOEXEC)
@@ -47,6 +76,9 @@ class LocalExecution(GuestExecution):
             os.set_blocking(readable, False)
             self._pipes[readable] = name
             passed.append(writable)
+        if owner is not None:
+            for descriptor in passed:
+                os.fchown(descriptor, *owner)
         return passed
 
     async def receive(self) -> ExecEvent:
@@ -54,8 +86,12 @@ class LocalExecution(GuestExecution):
         await anyio.lowlevel.checkpoint()  # a command that never pauses must not keep the loop from everybody else
         while True:
             self._wake.clear()
-            if self._result.done() and not self._told and not any(self._own.values()):
+            if self._last:
+                return self._last.popleft()
+            if self._result.done() and not self._told:
                 self._told = True  # what is in the pipes now is a child's
+                if self._pipes:
+                    self._lingering.add(self)
                 return Exited(self._result.result())
             chunk = self._read_any()
             if chunk is not None:
@@ -75,15 +111,18 @@ class LocalExecution(GuestExecution):
             except BlockingIOError:
                 continue
             del self._pipes[descriptor]
-            own = self._own.pop(descriptor, 0)
             if not data:
                 os.close(descriptor)
+                if not self._pipes:
+                    self._lingering.remove(self)
                 continue
             self._pipes[descriptor] = name  # to the end of the row: the streams take turns
-            self._own[descriptor] = max(0, own - len(data))
-            self._sequence += 1
-            return OutputChunk(name, data, self._sequence - 1)
+            return self._chunk(name, data)
         return None
+
+    def _chunk(self, name: StreamName, data: bytes) -> OutputChunk:
+        self._sequence += 1
+        return OutputChunk(name, data, self._sequence - 1)
 
     def _watch(self) -> None:
         for descriptor in self._pipes:
@@ -108,14 +147,28 @@ class LocalExecution(GuestExecution):
             os.close(descriptor)
 
     def _free(self) -> None:
-        self._unwatch()
         if self._stdin >= 0:
             os.close(self._stdin)
             self._stdin = -1
+        self._last.clear()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the pipes: the stream ends, whoever still writes to it. Idempotent."""
+        self._lingering.remove(self)
+        self._unwatch()
         for descriptor in self._pipes:
             os.close(descriptor)
         self._pipes.clear()
-        self._own.clear()
+        self._wake.set()
+
+
+def _read_now(descriptor: int, count: int) -> bytes:
+    """Return what is in a pipe, up to `count` bytes."""
+    try:
+        return os.read(descriptor, count) if count else b""
+    except BlockingIOError:
+        return b""
 
 
 def _waiting(descriptor: int) -> int:

@@ -117,6 +117,11 @@ class ExecutionContract(Contract):
                 with pytest.raises(anyio.EndOfStream):
                     await execution.receive()
 
+    async def test_a_command_opens_its_own_streams_by_name(self, programs: None, sandbox: Sandbox) -> None:
+        script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin; echo both | tee /dev/stderr"
+        outcome = await run(sandbox, "sh", "-c", script, stdin=b"in\n")
+        assert (outcome.stdout, outcome.stderr) == (b"out\nin\nboth\n", b"err\nboth\n")
+
     async def test_megabytes_on_both_streams_arrive_whole(self, programs: None, sandbox: Sandbox) -> None:
         """M-02, M-10: more than a pipe holds, on both streams at once."""
         outcome = await sh(sandbox, "seq 1 400000 & seq 400001 800000 >&2; wait")

@@ -37,13 +37,18 @@ static void add_peer(int fd, pid_t pid) {
   send_frame(fd, T_WELCOME, 0, m.data, m.length, -1);
 }
 
+static int thaw(void) {
+  freezer = -1;
+  continue_workers();
+  return thaw_all();
+}
+
+bool is_frozen(void) { return freezer >= 0; }
+
 static void drop_peer(int i) {
   int fd = peers[i].fd;
   end_jobs_of(fd);
-  if (freezer == fd) {
-    thaw_all();
-    freezer = -1;
-  }
+  if (freezer == fd) thaw();
   shutdown(fd, SHUT_RDWR); /* a worker may hold a copy */
   close(fd);
   free(peers[i].partial);
@@ -98,13 +103,23 @@ static void quiesce(int peer, uint32_t id) {
   leave(GOING_RESTART);
 }
 
+/* While everything stands still, only the peer that froze it is served: what others ask for would change the files that
+   it copies. */
+static void freeze(int peer, uint32_t id) {
+  int count = freeze_all();
+  if (count >= 0) freezer = peer;
+  count_answer(peer, id, count);
+}
+
+
 static void signal_request(int peer, uint32_t id, struct cursor *c) {
   uint32_t target = take_u32(c), number = take_u32(c), scope = take_u32(c);
   struct job *j = find_job(peer, target);
   int error = c->bad || number > 64 ? EPROTO : 0, done = 0;
   if (!error && j) {
-    done = scope == SCOPE_TREE ? signal_tree(j->pid, (int)number) : signal_group(j->pid, (int)number);
+    done = scope == SCOPE_TREE ? signal_tree(j->pid, (int)number, j->killed) : signal_group(j->pid, (int)number);
     if (done < 0) error = errno;
+    j->killed |= scope == SCOPE_TREE && number == SIGKILL;
   }
   if (error) send_error(peer, id, error, "signal");
   else count_answer(peer, id, j ? done : 0);
@@ -127,8 +142,8 @@ static void dispatch(int peer, const struct head *head, struct cursor *c, int *f
   case T_LISTEN: net_listen(peer, id, c); break;
   case T_CONNECT: net_connect(peer, id, c); break;
   case T_LIVE: reap(); count_answer(peer, id, live_processes()); break;
-  case T_FREEZE: freezer = peer; count_answer(peer, id, freeze_all()); break;
-  case T_THAW: freezer = -1; count_answer(peer, id, thaw_all()); break;
+  case T_FREEZE: freeze(peer, id); break;
+  case T_THAW: count_answer(peer, id, thaw()); break;
   case T_QUIESCE: quiesce(peer, id); break;
   case T_SHUTDOWN: send_frame(peer, T_OK, id, NULL, 0, -1); leave(GOING_SHUTDOWN); break;
   case T_PING: send_frame(peer, T_OK, id, NULL, 0, -1); break;
@@ -151,6 +166,8 @@ static bool serve_peer(struct connection *peer) {
   return true;
 }
 
+static bool is_served(int i) { return !is_frozen() || peers[i].fd == freezer; }
+
 static void serve(void) {
   struct pollfd watched[PEERS_MAX + 2];
   sigset_t all, child;
@@ -171,7 +188,7 @@ static void serve(void) {
     if (!n && (wait = settings.grace_ms - (int)(now_ms() - alone_since)) <= 0) _exit(0);
     watched[0] = (struct pollfd){signals, POLLIN, 0};
     watched[1] = (struct pollfd){settings.listener, POLLIN, 0};
-    for (int i = 0; i < n; i++) watched[i + 2] = (struct pollfd){peers[i].fd, POLLIN, 0};
+    for (int i = 0; i < n; i++) watched[i + 2] = (struct pollfd){is_served(i) ? peers[i].fd : -1, POLLIN, 0};
     if (poll(watched, (nfds_t)n + 2, wait) < 0 && errno != EINTR) _exit(1);
     if (watched[0].revents) {
       struct signalfd_siginfo info;
@@ -180,7 +197,7 @@ static void serve(void) {
       reap();
     }
     for (int i = n - 1; i >= 0; i--) /* backwards: dropping moves the last one down */
-      if (watched[i + 2].revents && !serve_peer(&peers[i])) drop_peer(i);
+      if (watched[i + 2].revents && is_served(i) && !serve_peer(&peers[i])) drop_peer(i);
     if (watched[1].revents) accept_peer();
   }
 }

@@ -72,6 +72,8 @@ static void exit_to_host(uint32_t id, const char *payload, size_t length) {
   put_u64(&m, before_exit(id, STDOUT));
   put_u64(&m, before_exit(id, STDERR));
   to_host(T_EXIT, 0, id, m.data, m.length);
+  for (uint16_t number = STDOUT; number <= STDERR; number++)
+    if (find_channel(id, number)) add_credit(find_channel(id, number), 0);
 }
 
 static void from_agent(void) {
@@ -160,7 +162,7 @@ static bool channel_frame(const struct head *head, const char *payload, struct c
   switch (head->type) {
   case T_DATA: data_from_host(head->id, head->channel, payload, head->length); return true;
   case T_CREDIT:
-    if (channel) channel->window += take_u32(&c);
+    if (channel) add_credit(channel, take_u32(&c));
     return true;
   case T_CLOSE:
     if (channel) close_from_host(channel);

@@ -16,7 +16,7 @@ struct channel {
   uint16_t number;
   int fd;
   bool datagrams, closing;        /* the host sent its end; close once flushed */
-  char *buffer;                   /* data to the guest that the descriptor did not take yet */
+  char *buffer;                   /* what the descriptor did not take yet; or what a command said before its end */
   size_t length, start;
 };
 extern struct channel channels[CHANNELS_MAX];
@@ -37,6 +37,7 @@ void close_channel(struct channel *c, int error, bool tell);
 void drop_channels(uint32_t id);
 bool wants_poll(const struct channel *c);
 void pump(struct channel *c);
+void add_credit(struct channel *c, uint32_t bytes);
 void data_from_host(uint32_t id, uint16_t number, const char *data, size_t length);
 void close_from_host(struct channel *c);
 /* Bytes of a command's stream that come before its end: those sent, and those in the pipe. */

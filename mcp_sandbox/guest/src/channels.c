@@ -81,11 +81,17 @@ void drop_channels(uint32_t id) {
     if (channels[i].id == id) close_channel(&channels[i], 0, false);
 }
 
+/* What is in the pipe is taken out at once: a child of the command could read it away, and the host would wait. */
 uint64_t before_exit(uint32_t id, uint16_t number) {
   struct channel *c = find_channel(id, number);
   int waiting = 0;
-  if (c && ioctl(c->fd, FIONREAD, &waiting) < 0) waiting = 0;
-  return c ? c->sent + (uint64_t)waiting : 0;
+  if (c && c->start == c->length && ioctl(c->fd, FIONREAD, &waiting) == 0 && waiting > 0) {
+    if (!(c->buffer = realloc(c->buffer, (size_t)waiting))) bridge_die("out of memory");
+    ssize_t n = read(c->fd, c->buffer, (size_t)waiting);
+    c->start = 0;
+    c->length = n > 0 ? (size_t)n : 0;
+  }
+  return c ? c->sent + (c->length - c->start) : 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ to the host */
@@ -99,6 +105,23 @@ static ssize_t read_datagram(int fd, char *data) {
   memcpy(data, &from.sin_addr, 4);
   memcpy(data + 4, &from.sin_port, 2);
   return n + ADDRESS_SIZE;
+}
+
+static void send_held(struct channel *c) {
+  while (c->start < c->length && c->window) {
+    size_t n = c->length - c->start;
+    if (n > c->window) n = c->window;
+    if (n > FRAME_MAX) n = FRAME_MAX;
+    to_host(T_DATA, c->number, c->id, c->buffer + c->start, n);
+    c->start += n;
+    c->window -= (uint32_t)n;
+    c->sent += n;
+  }
+}
+
+void add_credit(struct channel *c, uint32_t bytes) {
+  c->window += bytes;
+  if (c->number != TO_GUEST) send_held(c);
 }
 
 static void pump_out(struct channel *c) {
@@ -173,7 +196,7 @@ void close_from_host(struct channel *c) {
 
 bool wants_poll(const struct channel *c) {
   if (c->number == TO_GUEST) return c->start < c->length;
-  return !queue_full() && c->window >= (c->datagrams ? FRAME_MAX : 1);
+  return c->start == c->length && !queue_full() && c->window >= (c->datagrams ? FRAME_MAX : 1);
 }
 
 void pump(struct channel *c) {

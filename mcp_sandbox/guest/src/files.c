@@ -10,6 +10,7 @@
 #define PROC_MAGIC 0x9fa0
 #define LINKS_MAX 40
 #define HELD_MAX 100
+#define FCHMODAT2 452
 #ifndef OPENAT2
 #define OPENAT2 SYS_openat2
 #endif
@@ -237,6 +238,12 @@ void file_stat(int peer, uint32_t id, struct cursor *c) {
   if (fd >= 0) close(fd);
 }
 
+/* Never through a link that took the directory's place. */
+static bool let_in(int dir, const char *name) {
+  long done = syscall(FCHMODAT2, dir, name, 0700, AT_SYMLINK_NOFOLLOW);
+  return done == 0 || (errno == ENOSYS && fchmodat(dir, name, 0700, 0) == 0); /* before Linux 6.6 */
+}
+
 /* Directories are open from `top` down to the one that is emptied; what lies deeper than HELD_MAX moves up first. */
 static int remove_below(int dir, const char *name, int top, int depth, unsigned *moved) {
   char aside[32];
@@ -250,7 +257,7 @@ static int remove_below(int dir, const char *name, int top, int depth, unsigned 
     return 0;
   }
   int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0 && errno == EACCES && fchmodat(dir, name, 0700, 0) == 0)
+  if (fd < 0 && errno == EACCES && let_in(dir, name))
     fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   DIR *d = fd < 0 ? NULL : fdopendir(fd);
   if (!d) {

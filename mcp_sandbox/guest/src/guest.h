@@ -8,12 +8,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <setjmp.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -83,20 +85,27 @@ struct plan {
   int fds[FDS_MAX];
 };
 const char *plan_option(const struct plan *p, const char *key);
-void zygote_main(void) __attribute__((noreturn));
+long plan_number(const struct plan *p, const char *key, long missing);
+int plan_steps(const struct plan *p); /* the first token behind the options */
 void setup_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
-extern int setup_report;
+extern int setup_report;           /* where a failed step is told */
+extern jmp_buf *setup_recovery;    /* where it goes on after one; NULL ends the process */
 int make_overlay(char **token, int *used);
 int clone_tree(const char *source, unsigned attributes, int idmap);
 int make_filesystem(const char *type, char *options, unsigned attributes);
 void attach(int tree, const char *target);
 void write_file(const char *path, const char *text);
 void enter_sandbox(const struct plan *p, int *early, int early_count);
+void load_filter(int fd);
+
+/* zygote.c */
+void zygote_main(void) __attribute__((noreturn));
 
 /* agent.c */
 struct settings {
   void *filter;             /* classic BPF program that every command runs under; NULL is none */
   unsigned short filter_length;
+  rlim_t open_files;        /* that a command may have; 0 is as many as we */
   int grace_ms;             /* how long to outlive the last connection */
   int listener;             /* -1 is none */
   int first;                /* a connected peer; -1 is none */
@@ -105,6 +114,7 @@ struct settings {
 };
 extern struct settings settings;
 bool is_peer(pid_t pid);
+bool is_frozen(void);
 void agent_main(void) __attribute__((noreturn));
 void container_main(int argc, char **argv) __attribute__((noreturn));
 void stdio_main(int argc, char **argv) __attribute__((noreturn));
@@ -117,6 +127,7 @@ struct job {
   pid_t pid;
   enum job_kind kind;
   const char *step;
+  bool killed;              /* with its tree, on request */
   struct job *next;
 };
 extern struct job *jobs;
@@ -126,14 +137,17 @@ void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count);
 bool start_worker(int peer, uint32_t id, const char *step);
 void reap(void);
 struct job *find_job(int peer, uint32_t id);
+void end_jobs_of(int peer);
+void continue_workers(void);
+
+/* processes.c */
 /* 0 for a process that was put into our pid namespace from outside, -1 for one that is gone. */
 pid_t parent_of(pid_t pid);
 int signal_group(pid_t pid, int number);
-int signal_tree(pid_t root, int number);
+int signal_tree(pid_t root, int number, bool again);
 int live_processes(void);
 int freeze_all(void);
 int thaw_all(void);
-void end_jobs_of(int peer);
 
 /* files.c: each answers its request by itself */
 int open_inside(const char *path, int flags, mode_t mode);
@@ -146,6 +160,9 @@ void file_remove(int peer, uint32_t id, struct cursor *c);
 void file_rename(int peer, uint32_t id, struct cursor *c);
 void file_mkdir(int peer, uint32_t id, struct cursor *c);
 int remove_tree(int dir, const char *name);
+
+/* links.c: the path under which this file was met before, NULL after remembering `path`; one memory per process */
+const char *first_path(const struct stat *s, const char *path);
 
 /* pack.c */
 void tree_pack(int peer, uint32_t id, struct cursor *c, int out);

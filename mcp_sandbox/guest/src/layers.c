@@ -8,7 +8,12 @@
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 
+#define XATTR_MAX 65536
+#define DEPTH_MAX 4096
+
 static int failed; /* the first errno; the walk goes on to do what it can */
+static int top;    /* of the copy */
+static char path[1 << 20];
 
 static void note(int error) {
   if (!failed) failed = error;
@@ -16,7 +21,7 @@ static void note(int error) {
 
 /* overlayfs keeps its marks in extended attributes; user.overlay where it was mounted without privilege. */
 static void copy_marks(int from, int to) {
-  char names[4096], value[4096];
+  static char names[XATTR_MAX], value[XATTR_MAX];
   ssize_t size = flistxattr(from, names, sizeof names);
   for (ssize_t at = 0; at < size; at += (ssize_t)strlen(names + at) + 1) {
     ssize_t n = fgetxattr(from, names + at, value, sizeof value);
@@ -49,76 +54,92 @@ static void copy_content(int from, int to, off_t size) {
   if (ftruncate(to, size) < 0) note(errno);
 }
 
-struct linked {
-  dev_t dev;
-  ino_t ino;
-  char *path;
-};
-static struct linked *links;
-static size_t link_count;
+static void copy_directory(int from, int to, size_t length, int depth);
 
-static void copy_directory(int from, int to, const char *path, int top);
-
-static void copy_entry(int from, const char *source, int to, const char *name, const char *path, int top) {
+static void copy_file(int from, const char *source, int to, const char *name) {
   struct stat s;
-  if (fstatat(from, source, &s, AT_SYMLINK_NOFOLLOW) < 0) return;
-  if (S_ISDIR(s.st_mode)) {
-    if (mkdirat(to, name, 0700) < 0) note(errno);
-    int a = openat(from, source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    int b = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (a < 0 || b < 0) note(errno);
-    else {
-      copy_directory(dup(a), b, path, top);
-      copy_marks(a, b);
-      copy_times(b, &s);
-    }
-    close(a);
-    close(b);
-  } else if (S_ISREG(s.st_mode)) {
-    for (size_t i = 0; s.st_nlink > 1 && i < link_count; i++)
-      if (links[i].ino == s.st_ino && links[i].dev == s.st_dev && linkat(top, links[i].path, to, name, 0) == 0) return;
-    int a = openat(from, source, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    int b = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (a < 0 || b < 0) note(errno);
-    else {
-      copy_content(a, b, s.st_size);
-      copy_marks(a, b);
-      copy_times(b, &s);
-      struct linked *grown = s.st_nlink > 1 ? realloc(links, (link_count + 1) * sizeof *grown) : NULL;
-      if (grown) {
-        links = grown;
-        links[link_count++] = (struct linked){s.st_dev, s.st_ino, strdup(path)};
+  int a = openat(from, source, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), b = -1;
+  if (a < 0 || fstat(a, &s) < 0) note(errno);
+  else if (!S_ISREG(s.st_mode)) note(EBUSY); /* somebody changes the tree meanwhile */
+  else {
+    const char *before = s.st_nlink > 1 ? first_path(&s, path) : NULL;
+    if (!before || linkat(top, before, to, name, 0) < 0) {
+      b = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+      if (b < 0) note(errno);
+      else {
+        copy_content(a, b, s.st_size);
+        copy_marks(a, b);
+        copy_times(b, &s);
       }
     }
-    close(a);
-    close(b);
-  } else {
-    char target[PATH_MAX + 1];
-    struct timespec times[2] = {s.st_atim, s.st_mtim};
-    ssize_t n = S_ISLNK(s.st_mode) ? readlinkat(from, source, target, sizeof target - 1) : 0;
-    target[n > 0 ? n : 0] = 0;
-    if (S_ISSOCK(s.st_mode)) return; /* nobody can be behind it any more */
-    if (S_ISLNK(s.st_mode) ? symlinkat(target, to, name) < 0 : mknodat(to, name, s.st_mode, s.st_rdev) < 0) note(errno);
-    else {
-      (void)!fchownat(to, name, s.st_uid, s.st_gid, AT_SYMLINK_NOFOLLOW);
-      utimensat(to, name, times, AT_SYMLINK_NOFOLLOW);
-    }
   }
+  if (a >= 0) close(a);
+  if (b >= 0) close(b);
 }
 
-static void copy_directory(int from, int to, const char *path, int top) {
-  DIR *d = fdopendir(from);
-  if (!d) {
+static void copy_node(int from, const char *source, int to, const char *name, const struct stat *s) {
+  static char target[PATH_MAX + 1];
+  struct timespec times[2] = {s->st_atim, s->st_mtim};
+  ssize_t n = S_ISLNK(s->st_mode) ? readlinkat(from, source, target, sizeof target - 1) : 0;
+  target[n > 0 ? n : 0] = 0;
+  if (S_ISSOCK(s->st_mode)) return; /* nobody can be behind it any more */
+  if (S_ISLNK(s->st_mode) ? symlinkat(target, to, name) < 0 : mknodat(to, name, s->st_mode, s->st_rdev) < 0) {
     note(errno);
     return;
   }
+  (void)!fchownat(to, name, s->st_uid, s->st_gid, AT_SYMLINK_NOFOLLOW);
+  utimensat(to, name, times, AT_SYMLINK_NOFOLLOW);
+}
+
+/* `length` of `path` leads to the entry, as seen from `top`. */
+static void copy_entry(int from, const char *source, int to, const char *name, size_t length, int depth) {
+  struct stat s;
+  if (fstatat(from, source, &s, AT_SYMLINK_NOFOLLOW) < 0) return;
+  if (S_ISREG(s.st_mode)) copy_file(from, source, to, name);
+  else if (!S_ISDIR(s.st_mode)) copy_node(from, source, to, name, &s);
+  else {
+    if (mkdirat(to, name, 0700) < 0) note(errno);
+    int a = openat(from, source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int b = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (a < 0 || b < 0 || depth >= DEPTH_MAX) {
+      note(depth >= DEPTH_MAX ? ENAMETOOLONG : errno);
+      if (a >= 0) close(a);
+    } else {
+      copy_marks(a, b);
+      copy_directory(a, b, length, depth + 1);
+      copy_times(b, &s);
+    }
+    if (b >= 0) close(b);
+  }
+}
+
+/* Closes `from`. Frames are small and there are two descriptors to a level: whoever made the tree chose its depth. */
+static void copy_directory(int from, int to, size_t length, int depth) {
+  DIR *d = fdopendir(from);
+  if (!d) {
+    note(errno);
+    close(from);
+    return;
+  }
   for (struct dirent *e; (e = readdir(d));) {
-    char below[2 * PATH_MAX];
+    size_t n = strlen(e->d_name), start = length + !!length;
     if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-    snprintf(below, sizeof below, "%s%s%s", path, *path ? "/" : "", e->d_name);
-    copy_entry(dirfd(d), e->d_name, to, e->d_name, below, top);
+    if (start + n >= sizeof path) {
+      note(ENAMETOOLONG);
+      continue;
+    }
+    if (length) path[length] = '/';
+    memcpy(path + start, e->d_name, n + 1);
+    copy_entry(from, e->d_name, to, e->d_name, start + n, depth);
   }
   closedir(d);
+}
+
+static void raise_file_limit(void) {
+  struct rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) < 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
 }
 
 int layer_copy(const char *source, const char *target) {
@@ -126,10 +147,11 @@ int layer_copy(const char *source, const char *target) {
   umask(0);
   int from = open(source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (from < 0 || fstat(from, &s) < 0 || (mkdir(target, 0700) < 0 && errno != EEXIST)) return errno;
-  int to = open(target, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  raise_file_limit();
+  int to = top = open(target, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (to < 0) return errno;
-  copy_directory(dup(from), to, "", to);
   copy_marks(from, to);
+  copy_directory(from, to, 0, 1);
   copy_times(to, &s);
   return failed;
 }
@@ -138,7 +160,9 @@ int move_directory(int from, const char *source, int to, const char *target, uns
   char aside[32];
   snprintf(aside, sizeof aside, ".moved-%d", getpid());
   umask(0);
-  copy_entry(from, source, to, aside, aside, to);
+  top = to;
+  strcpy(path, aside);
+  copy_entry(from, source, to, aside, strlen(aside), 1);
   int error = failed;
   if (!error && syscall(SYS_renameat2, to, aside, to, target, flags) < 0) error = errno;
   if (error) remove_tree(to, aside);

@@ -24,12 +24,6 @@ static char block[1 << 17];
 
 /* ------------------------------------------------------------------------------------------------ packing */
 
-struct inode {
-  dev_t dev;
-  ino_t ino;
-  char *path;
-};
-
 struct packer {
   int out;
   bool meta, truncated;
@@ -37,8 +31,6 @@ struct packer {
   char **prune;
   char *buffer;
   size_t used;
-  struct inode *seen;
-  size_t seen_count;
 };
 
 static void flush(struct packer *p) {
@@ -71,17 +63,6 @@ static void emit_record(struct packer *p, uint8_t kind, const struct stat *s, co
   emit(p, &r, sizeof r);
   emit(p, path, r.path_length);
   emit(p, link, r.link_length);
-}
-
-/* The path under which this inode went out before, else NULL after remembering it. */
-static const char *first_link(struct packer *p, const struct stat *s, const char *path) {
-  for (size_t i = 0; i < p->seen_count; i++)
-    if (p->seen[i].ino == s->st_ino && p->seen[i].dev == s->st_dev) return p->seen[i].path;
-  struct inode *grown = realloc(p->seen, (p->seen_count + 1) * sizeof *grown);
-  if (!grown) _exit(ENOMEM);
-  p->seen = grown;
-  p->seen[p->seen_count++] = (struct inode){s->st_dev, s->st_ino, strdup(path)};
-  return NULL;
 }
 
 static void emit_content(struct packer *p, int fd, off_t size) {
@@ -137,7 +118,7 @@ static void pack_entry(struct packer *p, int dir, const char *name, char *path, 
     link[n > 0 ? n : 0] = 0;
     emit_record(p, 'l', &s, path, link);
   } else if (S_ISREG(s.st_mode)) {
-    const char *before = !p->meta && s.st_nlink > 1 ? first_link(p, &s, path) : NULL;
+    const char *before = !p->meta && s.st_nlink > 1 ? first_path(&s, path) : NULL;
     if (p->meta) emit_record(p, 'f', &s, path, "");
     else if (before) emit_record(p, 'h', &s, path, before);
     else {

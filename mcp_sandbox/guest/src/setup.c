@@ -3,9 +3,9 @@
 
 #include <linux/capability.h>
 #include <linux/filter.h>
+#include <grp.h>
 #include <net/if.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/ioctl.h>
@@ -13,14 +13,9 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-
-#define TOKENS_MAX 4096
-#define PLAN_MAX (256u << 10)
 
 int setup_report = -1;
-static jmp_buf launcher; /* where the launcher goes on after a failed step of its own */
-static bool in_launcher;
+jmp_buf *setup_recovery;
 
 /* Answers with the failed step, which `doctor` explains. Ends this process, unless it is the launcher. */
 void setup_fail(const char *format, ...) {
@@ -31,7 +26,7 @@ void setup_fail(const char *format, ...) {
   vsnprintf(step, sizeof step, format, args);
   va_end(args);
   if (setup_report >= 0) send_error(setup_report, 0, error, step);
-  if (in_launcher) longjmp(launcher, 1);
+  if (setup_recovery) longjmp(*setup_recovery, 1);
   _exit(70);
 }
 
@@ -47,12 +42,12 @@ const char *plan_option(const struct plan *p, const char *key) {
   return NULL;
 }
 
-static long plan_number(const struct plan *p, const char *key, long missing) {
+long plan_number(const struct plan *p, const char *key, long missing) {
   const char *text = plan_option(p, key);
   return text ? strtol(text, NULL, 0) : missing;
 }
 
-static int first_step(const struct plan *p) {
+int plan_steps(const struct plan *p) {
   int i = 0;
   while (i < p->count && strcmp(p->token[i], "--")) i++;
   return i + 1;
@@ -66,13 +61,34 @@ static void loopback_up(void) {
   close(fd);
 }
 
+/* All but open files hold for init, too. Of those it has twice as many as commands: the kernel lets nobody pass any on
+   while more are under way, between all processes of one user, than the sender may have open. */
 static void limit_resources(const struct plan *p) {
+  struct rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) < 0) setup_fail("limit of files");
+  settings.open_files = files.rlim_max / 2;
   for (int i = 0; i + 1 < p->count && strcmp(p->token[i], "--"); i += 2) {
     int resource;
     unsigned long long value;
     if (strcmp(p->token[i], "rlimit") || sscanf(p->token[i + 1], "%d:%llu", &resource, &value) != 2) continue;
     struct rlimit limit = {value, value};
-    if (setrlimit(resource, &limit) < 0) setup_fail("rlimit %d", resource);
+    if (resource == RLIMIT_NOFILE && value < settings.open_files) settings.open_files = value;
+    else if (resource == RLIMIT_NOFILE) continue;
+    else if (setrlimit((__rlimit_resource_t)resource, &limit) < 0) setup_fail("rlimit %d", resource);
+  }
+}
+
+/* Counters of the kernel that all programs of this user share; a sandbox may take its part. */
+static void limit_counters(const struct plan *p) {
+  char path[64], name[32], value[16];
+  for (int i = 0; i + 1 < p->count && strcmp(p->token[i], "--"); i += 2) {
+    if (strcmp(p->token[i], "counter") || sscanf(p->token[i + 1], "%31[a-z_]:%15[0-9]", name, value) != 2) continue;
+    snprintf(path, sizeof path, "/proc/sys/user/%s", name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC); /* a container may show no writable /proc/sys; there others set limits */
+    if (fd >= 0) {
+      (void)!write(fd, value, strlen(value));
+      close(fd);
+    }
   }
 }
 
@@ -85,7 +101,7 @@ static void drop_capabilities(uint64_t keep) {
   if (syscall(SYS_capset, &head, data) < 0) setup_fail("capset");
 }
 
-static void load_filter(int fd) {
+void load_filter(int fd) {
   struct stat s;
   if (fstat(fd, &s) < 0 || s.st_size % 8 || !(settings.filter = malloc((size_t)s.st_size)) ||
       pread(fd, settings.filter, (size_t)s.st_size, 0) != s.st_size)
@@ -104,7 +120,7 @@ struct step {
 /* Everything that needs the host's tree is opened here; `early` holds overlays that the launcher made already. */
 static int prepare(const struct plan *p, struct step *steps, const int *early) {
   int n = 0;
-  for (int i = first_step(p); i < p->count && n < STEPS_MAX; n++) {
+  for (int i = plan_steps(p); i < p->count && n < STEPS_MAX; n++) {
     char **t = p->token + i;
     struct step s = {.tree = -1, .target = t[1]};
     if (!strcmp(t[0], "overlay")) {
@@ -133,10 +149,30 @@ static int prepare(const struct plan *p, struct step *steps, const int *early) {
   return n;
 }
 
+/* Whoever had the sandbox before may have moved the directories above a mount point, or put something else in the place
+   of one. Links to directories on the way are good enough: all that they lead to is inside. */
+static void restore_mount_point(int tree, const char *target) {
+  char path[PATH_MAX];
+  struct stat s, mounted;
+  if (fstat(tree, &mounted) < 0 || !S_ISDIR(mounted.st_mode)) return;
+  snprintf(path, sizeof path, "%s", target);
+  for (char *end = path + 1;; *end++ = '/') {
+    end += strcspn(end, "/");
+    bool last = !*end;
+    *end = 0;
+    if ((last ? lstat(path, &s) : stat(path, &s)) < 0 || !S_ISDIR(s.st_mode)) {
+      unlink(path);
+      if (mkdir(path, 0755) < 0) setup_fail("make %s", path);
+    }
+    if (last) return;
+  }
+}
+
 static void carry_out(const struct step *s) {
   struct stat st;
   switch (s->kind) {
   case STEP_TREE:
+    restore_mount_point(s->tree, s->target);
     attach(s->tree, s->target);
     break;
   case STEP_MKDIR:
@@ -165,7 +201,9 @@ static void carry_out(const struct step *s) {
 
 void enter_sandbox(const struct plan *p, int *early, int early_count) {
   static struct step steps[STEPS_MAX];
+  if (plan_option(p, "map") && setgroups(0, NULL) < 0) setup_fail("drop groups");
   if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) setup_fail("become root inside");
+  limit_counters(p);
   if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) setup_fail("private mounts");
   int n = prepare(p, steps, early_count ? early : NULL);
   /* Any directory that everybody may enter will do: this namespace's view of it is gone a moment later. */
@@ -183,171 +221,4 @@ void enter_sandbox(const struct plan *p, int *early, int early_count) {
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) setup_fail("no_new_privs");
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   drop_capabilities(strtoull(plan_option(p, "capabilities"), NULL, 16));
-}
-
-/* ------------------------------------------------------------------------------------------------ the zygote */
-
-static int identity_namespace = -1;
-static int held[16], held_count; /* descriptors of the launcher's own that a failed step must not leave open */
-
-static int hold(int fd) { return held[held_count++] = fd; }
-
-static void release_held(void) {
-  while (held_count) close(held[--held_count]);
-}
-
-static void split(struct plan *p, char *data, size_t length) {
-  static char *tokens[TOKENS_MAX + 8];
-  p->token = tokens;
-  p->count = 0;
-  for (size_t at = 0; at < length && p->count < TOKENS_MAX; at += strlen(data + at) + 1) tokens[p->count++] = data + at;
-  for (int i = 0; i < 8; i++) tokens[p->count + i] = "";
-}
-
-static void map_ids(pid_t pid, const char *uids, const char *gids) {
-  char path[64];
-  snprintf(path, sizeof path, "/proc/%d/uid_map", pid);
-  write_file(path, uids);
-  snprintf(path, sizeof path, "/proc/%d/gid_map", pid);
-  write_file(path, gids);
-}
-
-/* A user namespace that only serves as a map for mounts. */
-static void open_identity(const char *map) {
-  int ready[2];
-  char path[64];
-  if (pipe2(ready, O_CLOEXEC) < 0) setup_fail("pipe");
-  hold(ready[0]);
-  hold(ready[1]);
-  pid_t pid = fork();
-  if (pid == 0) {
-    unsigned char error = unshare(CLONE_NEWUSER) == 0 ? 0 : (unsigned char)errno;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a step that fails later leaves it behind */
-    if (write(ready[1], &error, 1) != 1 || error) _exit(1);
-    pause();
-    _exit(0);
-  }
-  unsigned char error = (unsigned char)errno;
-  if (pid < 0 || read(ready[0], &error, 1) != 1 || error) {
-    errno = error;
-    setup_fail("unshare user namespace");
-  }
-  map_ids(pid, map, map);
-  snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
-  identity_namespace = open(path, O_RDONLY | O_CLOEXEC);
-  kill(pid, SIGKILL);
-  release_held();
-  if (identity_namespace < 0) setup_fail("open user namespace");
-}
-
-static void child(const struct plan *p, int *early, int early_count, const int *sync) {
-  char byte, map[64];
-  in_launcher = false;
-  setup_report = p->fds[0];
-  close(sync[1]); /* else the end of the launcher would not end the wait below */
-  signal(SIGCHLD, SIG_DFL);
-  if (plan_option(p, "map")) {
-    if (read(sync[0], &byte, 1) != 1) _exit(1); /* the launcher writes the maps */
-  } else {
-    write_file("/proc/self/setgroups", "deny");
-    snprintf(map, sizeof map, "0 %ld 1", plan_number(p, "uid", 0));
-    write_file("/proc/self/uid_map", map);
-    snprintf(map, sizeof map, "0 %ld 1", plan_number(p, "gid", 0));
-    write_file("/proc/self/gid_map", map);
-  }
-  close(sync[0]);
-  close(3); /* the zygote's own channel */
-  enter_sandbox(p, early, early_count);
-  load_filter(p->fds[2]);
-  settings.first = p->fds[0];
-  settings.listener = p->fds[1];
-  settings.grace_ms = (int)plan_number(p, "grace_ms", 0);
-  agent_main();
-}
-
-static void start_sandbox(int channel, const struct plan *p) {
-  int early[8], early_count = 0, pipes[2], pidfd = -1;
-  const char *map = plan_option(p, "map");
-  if (map) /* with a range of ids the overlays belong to the initial user namespace: only there may lowers be idmapped */
-    for (int i = first_step(p); i < p->count && early_count < 8;) {
-      if (strcmp(p->token[i], "overlay")) break;
-      int used;
-      early[early_count++] = hold(make_overlay(p->token + i + 2, &used));
-      i += 2 + used;
-    }
-  if (pipe2(pipes, O_CLOEXEC) < 0) setup_fail("pipe");
-  hold(pipes[0]);
-  hold(pipes[1]);
-  unsigned long flags = (unsigned long)plan_number(p, "namespaces", 0);
-  pid_t pid = (pid_t)syscall(SYS_clone, flags | CLONE_PIDFD | SIGCHLD, 0, &pidfd, 0, 0);
-  if (pid < 0) setup_fail("clone namespaces");
-  if (pid == 0) child(p, early, early_count, pipes);
-  hold(pidfd);
-  if (map) {
-    map_ids(pid, map, map);
-    if (write(pipes[1], "x", 1) != 1) setup_fail("start");
-  }
-  uint32_t number = (uint32_t)pid;
-  send_frame(channel, T_STARTED, 0, &number, sizeof number, pidfd);
-  release_held();
-}
-
-static void close_descriptors(struct plan *p) {
-  for (int i = 0; i < FDS_MAX; i++)
-    if (p->fds[i] >= 0) close(p->fds[i]);
-}
-
-/* One request is one datagram: a letter, then tokens. A failed step is answered, and the next request served. */
-void zygote_main(void) {
-  const int channel = 3;
-  static char data[PLAN_MAX + 1];
-  static struct plan p;
-  signal(SIGCHLD, SIG_IGN);
-  in_launcher = true;
-  for (;;) {
-    if (setjmp(launcher)) {
-      release_held();
-      close_descriptors(&p);
-      continue;
-    }
-    p = (struct plan){.fds = {-1, -1, -1, -1}};
-    struct iovec part = {data, PLAN_MAX};
-    union {
-      char space[CMSG_SPACE(sizeof(int) * FDS_MAX)];
-      struct cmsghdr align;
-    } control;
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
-                             .msg_controllen = sizeof control.space};
-    ssize_t n = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
-    if (n <= 0) _exit(0);
-    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-    int count = c && c->cmsg_type == SCM_RIGHTS ? (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int)) : 0;
-    if (count) memcpy(p.fds, CMSG_DATA(c), sizeof(int) * (size_t)count);
-    data[n] = 0;
-    split(&p, data + 1, (size_t)n - 1);
-    setup_report = channel;
-    switch (data[0]) {
-    case 'D': /* every later path is relative to it */
-      if (chdir(p.token[0]) < 0) setup_fail("enter the store");
-      send_frame(channel, T_OK, 0, NULL, 0, -1);
-      break;
-    case 'N': /* namespace of mounts of our own, and the map of ids: once, at the start */
-      if (unshare(CLONE_NEWNS) < 0) setup_fail("unshare mounts");
-      if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) setup_fail("slave mounts");
-      open_identity(p.token[0]);
-      send_frame(channel, T_OK, 0, NULL, 0, -1);
-      break;
-    case 'M': /* source, target */
-      attach(clone_tree(p.token[0], 1, identity_namespace), p.token[1]);
-      send_frame(channel, T_OK, 0, NULL, 0, -1);
-      break;
-    case 'U':
-      umount2(p.token[0], MNT_DETACH);
-      break;
-    case 'S':
-      if (count == 3) start_sandbox(channel, &p);
-      break;
-    }
-    close_descriptors(&p);
-  }
 }

@@ -1,0 +1,1 @@
+"""Hostile programs against provider `local`, as whoever runs the tests: root, or an ordinary user."""
