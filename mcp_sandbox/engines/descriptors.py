@@ -4,11 +4,13 @@ import asyncio
 import os
 
 import anyio
+from anyio import to_thread
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 __all__ = ["FileSource", "FileTarget", "PipeSource", "PipeTarget", "write_pipe"]
 
 CHUNK_BYTES = 1 << 18
+IN_PLACE_BYTES = 1 << 20
 
 
 async def write_pipe(descriptor: int, data: bytes) -> None:
@@ -63,16 +65,34 @@ class FileSource(_Descriptor, ByteReceiveStream):
 
 
 class FileTarget(_Descriptor, ByteSendStream):
-    """Writes a regular file, in a thread where the amount may wait for a disk."""
+    """Writes a regular file: the first bytes of a new one in place, the rest in a thread.
+
+    Who knows the file can hold its lock while we write, for seconds: whoever appends is met by that, and so is whoever
+    takes long enough to be found out.
+    """
+
+    def __init__(self, descriptor: int, *, is_new: bool) -> None:
+        super().__init__(descriptor)
+        self._in_place_bytes = IN_PLACE_BYTES if is_new else 0
 
     async def send(self, item: bytes) -> None:
         """Write all of `item`."""
         descriptor = self._use()
-        for at in range(0, len(item), CHUNK_BYTES):
-            piece = item[at : at + CHUNK_BYTES]
-            while piece:
-                piece = piece[os.write(descriptor, piece) :]
-            await asyncio.sleep(0)
+        view = memoryview(item)
+        for at in range(0, len(view), CHUNK_BYTES):
+            piece = view[at : at + CHUNK_BYTES]
+            if self._in_place_bytes >= len(piece):
+                self._in_place_bytes -= len(piece)
+                _write_all(descriptor, piece)
+                await asyncio.sleep(0)
+            else:
+                self._in_place_bytes = 0
+                await to_thread.run_sync(_write_all, descriptor, piece)
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]
 
 
 class PipeSource(_Descriptor, ByteReceiveStream):

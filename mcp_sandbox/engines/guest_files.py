@@ -26,6 +26,7 @@ from mcp_sandbox.core.files import (
     WriteResult,
 )
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, os_error
+from mcp_sandbox.engines.descriptors import CHUNK_BYTES
 from mcp_sandbox.guest.pack import parse_stat, record_info
 from mcp_sandbox.guest.records import RecordReader
 from mcp_sandbox.guest.wire import GuestProtocolError, MkdirFlag, OpenFlag, Type, fields, open_payload, strings
@@ -189,7 +190,8 @@ async def _pour(data: bytes | ByteReceiveStream, target: ByteSendStream, path: s
 
 async def _chunks(data: bytes | ByteReceiveStream) -> AsyncGenerator[bytes]:
     if isinstance(data, bytes):
-        yield data
+        for at in range(0, len(data), CHUNK_BYTES):  # nobody else runs while one is looked at
+            yield data[at : at + CHUNK_BYTES]
         return
     async for chunk in data:
         yield chunk

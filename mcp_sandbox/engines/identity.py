@@ -1,6 +1,7 @@
 """Which user ids a sandbox has."""
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ __all__ = ["Identity", "choose_identity"]
 RANGE_START: Final = 1_879_048_192
 """The first id behind systemd's container ranges (524288 to 1879048191), and far above any in /etc/subuid."""
 RANGE_COUNT: Final = 65_536
+OWNERS: Final = range(RANGE_START + RANGE_COUNT, 2**32 - 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +25,20 @@ class Identity:
     count: int
     """How many ids there are; 1 for an ordinary user."""
     gid: int
+    owners: range = range(0)
+    """Ids that own nothing; each sandbox's namespaces are made by one of them."""
 
     @property
     def is_range(self) -> bool:
         """Whether files can have several owners."""
         return self.count > 1
+
+    def new_owner(self) -> int:
+        """Return an id for the kernel to count a sandbox's processes by; 0 where there is but one id.
+
+        Two sandboxes that got the same one would share their limit.
+        """
+        return secrets.choice(self.owners) if self.owners else 0
 
 
 def _mapped() -> list[tuple[int, int]]:
@@ -45,8 +56,8 @@ def choose_identity() -> Identity:
     if uid != 0:
         return Identity(start=uid, count=1, gid=gid)
     extents = _mapped()
-    if any(first <= RANGE_START and first + count >= RANGE_START + RANGE_COUNT for first, count in extents):
-        return Identity(start=RANGE_START, count=RANGE_COUNT, gid=RANGE_START)
+    if any(first <= RANGE_START and first + count >= OWNERS.stop for first, count in extents):
+        return Identity(start=RANGE_START, count=RANGE_COUNT, gid=RANGE_START, owners=OWNERS)
     first, count = max(extents, key=lambda extent: extent[1])
     if count < 4:
         raise ProviderUnavailableError(
@@ -55,4 +66,6 @@ def choose_identity() -> Identity:
             fix="Run mcp-sandbox as an ordinary user, or give the container a range of ids",
         )
     half = count // 2
-    return Identity(start=first + half, count=count - half, gid=first + half)
+    return Identity(
+        start=first + half, count=count - half, gid=first + half, owners=range(first + half // 2, first + half)
+    )

@@ -3,13 +3,14 @@
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.launcher import tokens
 
-__all__ = ["ENVIRONMENT", "SPOOL", "Volume", "sandbox_plan"]
+__all__ = ["ENVIRONMENT", "NAMESPACES", "SPOOL", "Volume", "sandbox_plan"]
 
 SPOOL: Final = "/var/spool/mcp-sandbox"
 """Outside of snapshots: what commands said stays readable after a restore."""
@@ -26,7 +27,7 @@ ENVIRONMENT: Final = {
 _MOUNT, _UTS, _IPC, _USER, _PID, _NETWORK, _CGROUP = (
     0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x02000000,
 )  # fmt: skip
-_NAMESPACES: Final = _MOUNT | _UTS | _IPC | _USER | _PID | _NETWORK | _CGROUP
+NAMESPACES: Final = _MOUNT | _UTS | _IPC | _USER | _PID | _NETWORK | _CGROUP
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, sys_chroot
@@ -46,6 +47,7 @@ _MASKED: Final = (
 _READ_ONLY: Final = ("sys", "irq", "bus", "fs", "tty", "acpi", "scsi", "driver")
 _NO_CORE_FILES: Final = 1
 """With 0 a program that the machine's `core_pattern` names still gets it, as the host's root; with 1 none does."""
+_SHARED_COUNTERS: Final = ("max_inotify_instances", "max_inotify_watches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +66,28 @@ def _overlay(volume: Volume, identity: Identity) -> bytes:
     return tokens("overlay", volume.target, volume.upper, volume.work, len(volume.lowers), *volume.lowers, options)
 
 
-def _resource_limits(limits: Limits) -> bytes:
+def _limits(identity: Identity, limits: Limits) -> bytes:
     wanted = [(resource.RLIMIT_CORE, _NO_CORE_FILES)]
     if limits.open_files is not None:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        wanted.append((resource.RLIMIT_NOFILE, min(limits.open_files, hard)))
+        wanted.append((resource.RLIMIT_NOFILE, limits.open_files))  # at most half of what init has
     if limits.pids is not None:
         # Counted per user namespace (Linux 5.14), so other processes of the same user do not count; init does.
         wanted.append((resource.RLIMIT_NPROC, limits.pids + 1))
-    return b"".join(tokens("rlimit", f"{number}:{value}") for number, value in wanted)
+    parts = [tokens("rlimit", f"{number}:{value}") for number, value in wanted]
+    if owner := identity.new_owner():
+        parts.append(tokens("owner", owner))
+        parts += [tokens("processes", limits.pids + 1)] if limits.pids is not None else []
+    else:  # programs of the same user outside count to the same limits: leave them half
+        parts += [tokens("counter", f"{name}:{most // 2}") for name in _SHARED_COUNTERS if (most := _most(name))]
+    return b"".join(parts)
+
+
+def _most(counter: str) -> int:
+    """Return how much of something one user may have, 0 if this kernel does not say."""
+    try:
+        return int(Path("/proc/sys/fs/inotify", counter.replace("inotify", "user")).read_text("ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) -> bytes:
@@ -83,9 +98,9 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) 
         else tokens("uid", identity.start, "gid", identity.gid)
     )
     parts = [
-        tokens("namespaces", _NAMESPACES, "hostname", "sandbox", "capabilities", f"{_CAPABILITIES:x}"),
+        tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{_CAPABILITIES:x}"),
         ids,
-        _resource_limits(limits),
+        _limits(identity, limits),
         tokens("--"),
         *(_overlay(volume, identity) for volume in volumes),
         tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),

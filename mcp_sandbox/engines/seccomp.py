@@ -17,25 +17,26 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "clone": (56, 220), "clone3": (435, 435), "create_module": (174, None), "delete_module": (176, 106),
     "fanotify_init": (300, 262), "fchown": (93, 55), "fchownat": (260, 54), "finit_module": (313, 273),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
-    "get_kernel_syms": (177, None), "get_mempolicy": (239, 236), "init_module": (175, 105),
+    "get_kernel_syms": (177, None), "get_mempolicy": (239, 236), "init_module": (175, 105), "io_setup": (206, 0),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29),
-    "ioperm": (173, None), "iopl": (172, None), "kcmp": (312, 272), "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104), "keyctl": (250, 219), "lchown": (94, None), "listmount": (458, 458),
-    "lookup_dcookie": (212, 18), "lsm_get_self_attr": (459, 459), "lsm_set_self_attr": (460, 460),
-    "map_shadow_stack": (453, 453), "mbind": (237, 235), "memfd_secret": (447, 447),
-    "migrate_pages": (256, 238), "mknod": (133, None), "modify_ldt": (154, None),
-    "mknodat": (259, 33), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
-    "move_pages": (279, 239), "name_to_handle_at": (303, 264), "nfsservctl": (180, 42),
-    "open_by_handle_at": (304, 265), "open_tree": (428, 428), "open_tree_attr": (467, 467),
-    "perf_event_open": (298, 241), "personality": (135, 92), "pivot_root": (155, 41), "process_madvise": (440, 440),
-    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "quotactl": (179, 60), "quotactl_fd": (443, 443),
-    "reboot": (169, 142), "request_key": (249, 218), "set_mempolicy": (238, 237), "setfsgid": (123, 152),
-    "setfsuid": (122, 151), "setgid": (106, 144), "setgroups": (116, 159), "setns": (308, 268),
-    "setregid": (114, 143), "setresgid": (119, 149), "setresuid": (117, 147), "setreuid": (113, 145),
-    "settimeofday": (164, 170), "setuid": (105, 146), "socket": (41, 198), "statmount": (457, 457),
-    "swapoff": (168, 225), "swapon": (167, 224), "sysfs": (139, None), "syslog": (103, 116), "umount2": (166, 39),
-    "unshare": (272, 97), "uselib": (134, None), "userfaultfd": (323, 282), "ustat": (136, None),
-    "vhangup": (153, 58),
+    "ioperm": (173, None), "iopl": (172, None), "ioprio_set": (251, 30), "kcmp": (312, 272),
+    "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219), "lchown": (94, None),
+    "listmount": (458, 458), "lookup_dcookie": (212, 18), "lsm_get_self_attr": (459, 459),
+    "lsm_set_self_attr": (460, 460), "map_shadow_stack": (453, 453), "mbind": (237, 235), "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238), "mknod": (133, None), "mknodat": (259, 33), "modify_ldt": (154, None),
+    "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429), "move_pages": (279, 239),
+    "name_to_handle_at": (303, 264), "nfsservctl": (180, 42), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
+    "open_tree_attr": (467, 467), "perf_event_open": (298, 241), "personality": (135, 92), "pivot_root": (155, 41),
+    "prlimit64": (302, 261), "process_madvise": (440, 440), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "quotactl": (179, 60), "quotactl_fd": (443, 443), "reboot": (169, 142),
+    "request_key": (249, 218), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "set_mempolicy": (238, 237),
+    "setfsgid": (123, 152), "setfsuid": (122, 151), "setgid": (106, 144), "setgroups": (116, 159), "setns": (308, 268),
+    "setpriority": (141, 140), "setregid": (114, 143), "setresgid": (119, 149), "setresuid": (117, 147),
+    "setreuid": (113, 145), "setrlimit": (160, 164), "settimeofday": (164, 170), "setuid": (105, 146),
+    "socket": (41, 198), "statmount": (457, 457), "swapoff": (168, 225), "swapon": (167, 224), "sysfs": (139, None),
+    "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, None), "userfaultfd": (323, 282),
+    "ustat": (136, None), "vhangup": (153, 58),
 }  # fmt: skip
 NEWEST: Final = 469
 
@@ -48,7 +49,13 @@ _DENIED: Final = (
     "quotactl quotactl_fd reboot request_key set_mempolicy setns settimeofday statmount swapoff swapon sysfs "
     "syslog umount2 uselib userfaultfd ustat vhangup"
 ).split()
-_ABSENT: Final = "clone3 io_uring_enter io_uring_register io_uring_setup map_shadow_stack".split()
+_ABSENT: Final = "clone3 io_setup io_uring_enter io_uring_register io_uring_setup map_shadow_stack".split()
+"""`io_setup`: the whole machine shares one small count of requests (`fs.aio-max-nr`), and one program can use it up."""
+_ABOUT_INIT: Final = {
+    "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "sched_setattr": 0, "setpriority": 1,
+    "ioprio_set": 1,
+}  # fmt: skip
+"""Which argument names a process: programs that run as init's own user could take the processor away from it."""
 _OWNERSHIP: Final = (
     "capset chown fchown fchownat lchown setfsgid setfsuid setgid setgroups setregid setresgid setresuid setreuid "
     "setuid"
@@ -64,6 +71,8 @@ _NEW_NAMESPACES: Final = 0x7E020000
 _TERMINAL_INJECTION: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _ADDRESS_FAMILIES: Final = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK
 _PERSONALITIES: Final = (0, 8, 0x20000, 0xFFFFFFFF)
+_CORE_LIMIT: Final = 4  # RLIMIT_CORE; `plan.py` says why it stays what it is
+_INIT: Final = 1
 _CHARACTER_DEVICE, _BLOCK_DEVICE, _TYPE_MASK = 0o020000, 0o060000, 0o170000
 
 
@@ -82,7 +91,7 @@ def _give(verdict: int) -> _Code:
 
 
 def _argument(index: int) -> _Step:
-    return _Step(_LOAD, _ARGUMENTS_AT + 8 * index)  # the low half; every argument looked at is 32 bits wide
+    return _Step(_LOAD, _ARGUMENTS_AT + 8 * index)  # the low half; all but pointers are 32 bits wide
 
 
 def _one_of(load: _Code, values: tuple[int, ...], matched: int, otherwise: int) -> _Code:
@@ -100,6 +109,24 @@ def _namespaces(index: int) -> _Code:
     ]
 
 
+def _limits() -> _Code:
+    """Return the rule for `prlimit64`: not for init, and the limit of core files is read, but not set."""
+    upper_half = _Step(_LOAD, _ARGUMENTS_AT + 8 * 2 + 4)
+    return [
+        _argument(0),
+        _Step(_EQUAL, _INIT, 0, 1),
+        _Step(_RETURN, _EPERM),
+        _argument(1),
+        _Step(_EQUAL, _CORE_LIMIT, 0, 5),
+        _argument(2),
+        _Step(_EQUAL, 0, 0, 2),
+        upper_half,
+        _Step(_EQUAL, 0, 1, 0),
+        _Step(_RETURN, _PRETEND),
+        _Step(_RETURN, _ALLOW),
+    ]
+
+
 def _rules(column: int, *, one_id: bool) -> dict[int, _Code]:
     pretend = _PRETEND if one_id else _EPERM
     named: dict[str, _Code] = {name: _give(_EPERM) for name in _DENIED}
@@ -109,6 +136,10 @@ def _rules(column: int, *, one_id: bool) -> dict[int, _Code]:
     named["unshare"] = named["clone"] = _namespaces(0)
     named["ioctl"] = _one_of([_argument(1)], _TERMINAL_INJECTION, _EPERM, _ALLOW)
     named["socket"] = _one_of([_argument(0)], _ADDRESS_FAMILIES, _ALLOW, _EAFNOSUPPORT)
+    named["prlimit64"] = _limits()
+    named["setrlimit"] = _one_of([_argument(0)], (_CORE_LIMIT,), _PRETEND, _ALLOW)
+    for name, index in _ABOUT_INIT.items():
+        named[name] = _one_of([_argument(index)], (_INIT,), _EPERM, _ALLOW)
     named["personality"] = _one_of([_argument(0)], _PERSONALITIES, _ALLOW, _EPERM)
     for name, index in (("mknod", 1), ("mknodat", 2)):
         kind = [_argument(index), _Step(_AND, _TYPE_MASK)]
