@@ -1,7 +1,7 @@
 """The read-only base of every sandbox: a generated root, and a mirror of the host's directories below /usr.
 
 What is not listed here does not exist inside. Files that may hold credentials (apt's auth files, npmrc, environment)
-are never copied.
+are never copied, nor is anything that the host does not let everybody read: who is root inside could read it.
 """
 
 import contextlib
@@ -9,14 +9,15 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 from typing import Final
 
 from mcp_sandbox.engines.identity import Identity
 
-__all__ = ["base_fingerprint", "fill_root", "fill_usr"]
+__all__ = ["base_fingerprint", "copy_public", "fill_root", "fill_usr", "private_paths"]
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 _DIRECTORIES: Final = (
     "dev proc tmp run root home srv mnt opt usr workspace etc var/tmp var/cache var/log var/lib "
     "var/spool/mcp-sandbox var/lib/apt/lists/partial var/cache/apt/archives/partial var/log/apt"
@@ -35,6 +36,8 @@ _FINGERPRINTED: Final = (
 )  # fmt: skip
 _CREDENTIAL_URL: Final = re.compile(rb"://[^/\s@]+@")
 _SYSTEM_IDS_END: Final = 1000
+_READ, _ENTER = 0o4, 0o5
+"""What others may do with a public file and a public directory."""
 _GENERATED: Final = {
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "etc/hostname": "sandbox\n",
@@ -69,25 +72,31 @@ def base_fingerprint(identity: Identity, *, mirrored: bool) -> str:
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]
 
 
-def _harmless(path: Path) -> bool:
-    if path.name.startswith("auth.conf"):
-        return False
+def _is_public(path: Path) -> bool:
+    mode = path.stat().st_mode
+    wanted = _ENTER if stat.S_ISDIR(mode) else _READ
+    return mode & wanted == wanted
+
+
+def _is_harmless(path: Path) -> bool:
     try:
         return not _CREDENTIAL_URL.search(path.read_bytes())
     except OSError:
         return False  # what this user cannot read stays outside
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file, a link as a link, or a tree of them."""
+def copy_public(source: Path, target: Path) -> None:
+    """Copy a file, a link as a link, or a tree of them, but for what may hold credentials."""
     if source.is_symlink():
         target.symlink_to(source.readlink())
+    elif not _is_public(source) or source.name.startswith("auth.conf"):
+        return
     elif source.is_dir():
         target.mkdir(exist_ok=True)
         with contextlib.suppress(PermissionError):
             for entry in sorted(source.iterdir()):
-                _copy(entry, target / entry.name)
-    elif source.is_file() and _harmless(source):
+                copy_public(entry, target / entry.name)
+    elif source.is_file() and _is_harmless(source):
         shutil.copyfile(source, target)
         target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
 
@@ -120,7 +129,7 @@ def fill_root(root: Path) -> None:
         source = Path("/etc", name)
         if source.is_symlink() or source.exists():
             (root / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
-            _copy(source, root / "etc" / name)
+            copy_public(source, root / "etc" / name)
     for name in ("passwd", "group"):
         (root / "etc" / name).write_text(_accounts(name), "utf-8")
     for name, text in _GENERATED.items():
@@ -130,11 +139,45 @@ def fill_root(root: Path) -> None:
         path.write_text(text, "utf-8")
 
 
+def private_paths(top: Path) -> list[Path]:
+    """Return the files and directories of a tree that are not everybody's to read, not what lies below them. Blocks."""
+    found: list[Path] = []
+    stack = [str(top)]
+    while stack:
+        with contextlib.suppress(OSError), os.scandir(stack.pop()) as entries:
+            for entry in entries:
+                try:
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                except OSError:
+                    continue  # gone meanwhile
+                if stat.S_ISDIR(mode) and mode & _ENTER == _ENTER:
+                    stack.append(entry.path)
+                elif not stat.S_ISLNK(mode) and not (stat.S_ISREG(mode) and mode & _READ):
+                    found.append(Path(entry.path))
+    return found
+
+
 def fill_usr(usr: Path) -> None:
-    """Put our own programs on top of the host's /usr."""
-    if Path("/usr/local/bin/sudo").exists():
+    """Put our own programs on top of the host's /usr, and take away what is private there."""
+    host = Path("/usr")
+    for path in private_paths(host):
+        hidden = usr / path.relative_to(host)
+        _mirror(hidden.parent, path.parent, usr)
+        if hidden.is_dir():
+            shutil.rmtree(hidden)
+        os.mknod(hidden, stat.S_IFCHR)  # a whiteout of overlayfs
+    if not Path("/usr/local/bin/sudo").exists():
+        binaries = usr / "local" / "bin"
+        _mirror(binaries, host / "local" / "bin", usr)
+        (binaries / "sudo").write_text(_SUDO, "utf-8")
+        (binaries / "sudo").chmod(0o755)
+
+
+def _mirror(directory: Path, original: Path, top: Path) -> None:
+    """Make a directory, and those above it, look like the originals: overlayfs shows the upper one's look."""
+    if directory == top or directory.is_dir():
         return
-    binaries = usr / "local" / "bin"
-    binaries.mkdir(parents=True, exist_ok=True)
-    (binaries / "sudo").write_text(_SUDO, "utf-8")
-    (binaries / "sudo").chmod(0o755)
+    _mirror(directory.parent, original.parent, top)
+    directory.mkdir()
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copystat(original, directory)
