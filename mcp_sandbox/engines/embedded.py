@@ -2,16 +2,10 @@
 
 import asyncio
 import contextlib
-import errno
-import json
 import os
 import platform
 import resource
-import secrets
-import select
-import signal
 import socket
-from collections.abc import Generator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,22 +15,19 @@ import anyio
 
 from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError, SandboxGoneError
 from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.engines.bases import Bases
 from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity, choose_identity
+from mcp_sandbox.engines.init_process import note_init, wait_dead
 from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
 from mcp_sandbox.engines.local_carrier import LocalCarrier, seqpacket_pair
 from mcp_sandbox.engines.plan import SPOOL, Volume, sandbox_plan
 from mcp_sandbox.engines.seccomp import build_filter
-from mcp_sandbox.engines.skeleton import base_fingerprint, fill_root, fill_usr
-from mcp_sandbox.hostfs.atomic import alocked, write_atomically
 
 __all__ = ["EmbeddedEngine"]
 
-DEATH_S: Final = 10.0
 BACKLOG_S: Final = 10.0
-IDMAPPED_USR: Final = "usr"
-"""Where the zygote shows the host's /usr with the sandbox's ids; a name in the store's `idmapped/`."""
 
 
 class EmbeddedEngine:
@@ -46,9 +37,6 @@ class EmbeddedEngine:
         self.identity: Identity = choose_identity()
         self.store = LayerStore(root, self.identity)
         self._stack = AsyncExitStack()
-        self._base_lock = anyio.Lock()
-        self._base: str | None = None
-        self._usr_idmapped = False
         self._removals: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -61,8 +49,8 @@ class EmbeddedEngine:
         self._filter = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._filter)
         os.write(self._filter, build_filter(_machine(), one_id=not self.identity.is_range))
-        if self.identity.is_range:
-            self._usr_idmapped = await self._mount_usr()
+        self.bases = Bases(self.store, self.launcher, self.identity)
+        await self.bases.open()
         return self
 
     async def __aexit__(
@@ -74,43 +62,6 @@ class EmbeddedEngine:
         for task in self._removals:
             task.cancel()
         await self._stack.aclose()
-
-    async def _mount_usr(self) -> bool:
-        target = self.store.root / "idmapped" / IDMAPPED_USR
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            await self.launcher.mount_idmapped("/usr", f"idmapped/{IDMAPPED_USR}")
-        except OSError as error:
-            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
-                return False  # a file system without idmapped mounts: mirror its directories instead
-            raise explain(error) from error
-        return True
-
-    # ------------------------------------------------------------------------------------------ the base
-
-    async def base(self) -> str:
-        """Return the base for new sandboxes, built on first use and when the host's /usr changed."""
-        name = base_fingerprint(self.identity, mirrored=not self._usr_idmapped)
-        if name == self._base:
-            return name
-        async with self._base_lock, alocked(self.store.root / "base.lock", wait_s=120):
-            if not (self.store.root / "base" / name).is_dir():
-                await self._build_base(name)
-            self._base = name
-        return name
-
-    async def _build_base(self, name: str) -> None:
-        relative = f"trash/base-{secrets.token_hex(4)}"
-        fresh = self.store.root / relative
-        (fresh / "usr").mkdir(parents=True)
-        (fresh / "root").mkdir()
-        if not self._usr_idmapped:
-            await self.launcher.run("skeleton", "/usr", f"{relative}/usr")
-        await asyncio.to_thread(fill_root, fresh / "root")
-        await asyncio.to_thread(fill_usr, fresh / "usr")
-        if self.identity.is_range:
-            await asyncio.to_thread(_give, fresh, self.identity)
-        fresh.rename(self.store.root / "base" / name)
 
     # ------------------------------------------------------------------------------------------ init
 
@@ -143,7 +94,7 @@ class EmbeddedEngine:
         """
         sandbox = SandboxId(state.id)
         directory = self.store.directory(sandbox)
-        await self.wait_dead(sandbox)  # the one before may be in its last moments, and would write to the same layer
+        await wait_dead(directory)  # the one before may be in its last moments, and would write to the same layer
         ours, theirs = seqpacket_pair()
         with contextlib.ExitStack() as opened:
             opened.callback(theirs.close)
@@ -162,8 +113,7 @@ class EmbeddedEngine:
                 if state.project is not None and self.identity.is_range:
                     await self.launcher.unmount(_project_mount(state))
         os.close(pidfd)
-        record = {"pid": pid, "started": _start_time(pid)}
-        write_atomically(directory / "init.json", json.dumps(record).encode(), durable=False)
+        note_init(directory, pid)
         return await self._greet(ours)
 
     async def _greet(self, connection: socket.socket) -> LocalCarrier:
@@ -184,10 +134,9 @@ class EmbeddedEngine:
         work = store.work_directories(sandbox)
         top = f"layers/{state.top}"
         base = f"base/{state.base}"
-        usr = f"idmapped/{IDMAPPED_USR}" if self._usr_idmapped else "/usr"
         lowers = {
             "root": [f"{base}/root"],
-            "usr": [f"{base}/usr", usr],
+            "usr": [f"{base}/usr", self.bases.usr],
             "workspace": [await self._project_lower(state)] if state.project else [f"{base}/root/workspace"],
         }
         volumes = [
@@ -223,41 +172,6 @@ class EmbeddedEngine:
             alias.symlink_to(state.project)
         return _project_mount(state)
 
-    async def wait_dead(self, sandbox: SandboxId) -> None:
-        """Return when no process of a sandbox is left.
-
-        Raises:
-            ProviderError: Some is, after many seconds.
-        """
-        with self._init(sandbox) as pidfd:
-            if pidfd is None or await _ended(pidfd, DEATH_S):
-                return
-            raise ProviderError(
-                f"Sandbox {sandbox} does not end", why=f"its init is alive after {DEATH_S:g} s", fix="Kill that process"
-            )
-
-    def kill(self, sandbox: SandboxId) -> None:
-        """End a sandbox whose init does not answer, and with it all that it runs."""
-        with self._init(sandbox) as pidfd:
-            if pidfd is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-    @contextlib.contextmanager
-    def _init(self, sandbox: SandboxId) -> Generator[int | None]:
-        """Yield a pidfd of a sandbox's init, `None` if it is not the process that was started."""
-        try:
-            record = json.loads((self.store.directory(sandbox) / "init.json").read_bytes())
-            pid, started = int(record["pid"]), record["started"]
-            pidfd = os.pidfd_open(pid)
-        except (FileNotFoundError, ProcessLookupError, ValueError, KeyError, TypeError):
-            yield None  # it never started, or ended long ago
-            return
-        try:
-            yield pidfd if _start_time(pid) == started else None
-        finally:
-            os.close(pidfd)
-
     # ------------------------------------------------------------------------------------------ removal
 
     def sweep(self) -> None:
@@ -267,7 +181,7 @@ class EmbeddedEngine:
         task.add_done_callback(self._removals.discard)
 
     async def _sweep(self) -> None:
-        for path in await asyncio.to_thread(self.store.collect, self._base or ""):
+        for path in await asyncio.to_thread(self.store.collect, self.bases.built or ""):
             with contextlib.suppress(ProviderError):
                 await self.launcher.run("remove", path)
 
@@ -313,31 +227,8 @@ def _project_mount(state: EngineState) -> str:
     return f"sandboxes/{state.id}/project"
 
 
-async def _ended(pidfd: int, within_s: float) -> bool:
-    with anyio.move_on_after(within_s):
-        poll = select.poll()  # unlike `select`, for any number of open files
-        poll.register(pidfd, select.POLLIN)
-        while not poll.poll(0):
-            await anyio.wait_readable(pidfd)
-        return True
-    return False
-
-
 def _raise_file_limit() -> None:
     """Let this process have as many files as the machine allows: programs inside hold on to some of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _start_time(pid: int) -> str:
-    """Return what tells a process from a later one with the same number."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError, IndexError):
-        return ""
-
-
-def _give(tree: Path, identity: Identity) -> None:
-    for path in (tree, *tree.rglob("*")):
-        os.lchown(path, identity.start, identity.gid)

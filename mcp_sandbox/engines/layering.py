@@ -16,6 +16,7 @@ from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting
 from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.init_process import kill_init, wait_dead
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
 from mcp_sandbox.guest.wire import Type
 from mcp_sandbox.hostfs.atomic import alocked
@@ -58,7 +59,7 @@ async def _quiesce(engine: EmbeddedEngine, carrier: GuestCarrier, sandbox: Sandb
         return False
     except (GuestRestarting, SandboxGoneError):
         pass  # somebody else ended it
-    await engine.wait_dead(sandbox)
+    await wait_dead(engine.store.directory(sandbox))
     await carrier.aclose()
     return True
 
@@ -111,8 +112,8 @@ async def stop(engine: EmbeddedEngine, sandbox: SandboxId) -> None:
                 await carrier.aclose()
         answered = True
     if not answered:
-        engine.kill(sandbox)
-    await engine.wait_dead(sandbox)
+        kill_init(engine.store.directory(sandbox))
+    await wait_dead(engine.store.directory(sandbox))
 
 
 async def restore_layers(engine: EmbeddedEngine, sandbox: SandboxId, ref: str) -> None:

@@ -264,7 +264,7 @@ class LocalProvider(Provider):
                 "Image refused", why="provider 'local' starts from the host's own programs",
                 fix="Leave `image` out, or use provider `docker`",
             )  # fmt: skip
-        start = StoredSnapshot(base=await self._engine.base(), layers=(), project=spec.workspace.source)
+        start = StoredSnapshot(base=await self._engine.bases.current(), layers=(), project=spec.workspace.source)
         return self._remember(await _open_new(self._engine, self._capabilities, spec, start))
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:

@@ -1,0 +1,83 @@
+"""The init of a sandbox as a process of the host: which one it is, whether it lives, and its end."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from mcp_sandbox.core.errors import ProviderError
+from mcp_sandbox.hostfs.atomic import write_atomically
+
+__all__ = ["kill_init", "note_init", "wait_dead"]
+
+DEATH_S: Final = 10.0
+
+
+def note_init(directory: Path, pid: int) -> None:
+    """Remember in a sandbox's directory which process its init is."""
+    record = {"pid": pid, "started": _start_time(pid)}
+    write_atomically(directory / "init.json", json.dumps(record).encode(), durable=False)
+
+
+async def wait_dead(directory: Path) -> None:
+    """Return when no process of a sandbox is left.
+
+    Raises:
+        ProviderError: Some is, after many seconds.
+    """
+    with _init(directory) as pidfd:
+        if pidfd is None or await _ended(pidfd, DEATH_S):
+            return
+        raise ProviderError(
+            f"Sandbox {directory.name} does not end",
+            why=f"its init is alive after {DEATH_S:g} s",
+            fix="Kill that process",
+        )
+
+
+def kill_init(directory: Path) -> None:
+    """End a sandbox whose init does not answer, and with it all that it runs."""
+    with _init(directory) as pidfd:
+        if pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _init(directory: Path) -> Generator[int | None]:
+    """Yield a pidfd of a sandbox's init, `None` if it is not the process that was started."""
+    try:
+        record = json.loads((directory / "init.json").read_bytes())
+        pid, started = int(record["pid"]), record["started"]
+        pidfd = os.pidfd_open(pid)
+    except (FileNotFoundError, ProcessLookupError, ValueError, KeyError, TypeError):
+        yield None  # it never started, or ended long ago
+        return
+    try:
+        yield pidfd if _start_time(pid) == started else None
+    finally:
+        os.close(pidfd)
+
+
+async def _ended(pidfd: int, within_s: float) -> bool:
+    with anyio.move_on_after(within_s):
+        poll = select.poll()  # unlike `select`, for any number of open files
+        poll.register(pidfd, select.POLLIN)
+        while not poll.poll(0):
+            await anyio.wait_readable(pidfd)
+        return True
+    return False
+
+
+def _start_time(pid: int) -> str:
+    """Return what tells a process from a later one with the same number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return ""
