@@ -1,6 +1,7 @@
 """Plain delegation: a wrapper overrides what it is about and inherits the rest."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +24,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
-from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.provider import Forked, Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 
@@ -142,9 +143,10 @@ class DelegatingSandbox(Sandbox):
         """Put captured state in place."""
         await self._inner.restore(content)
 
-    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         """Make copies, wrapped like this one."""
-        return [self.wrap(sandbox) for sandbox in await self._inner.fork(specs)]
+        forked = await self._inner.fork(specs)
+        return replace(forked, sandboxes=[self.wrap(sandbox) for sandbox in forked.sandboxes])
 
 
 class DelegatingProvider(Provider):

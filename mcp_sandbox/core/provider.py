@@ -6,6 +6,7 @@ Optional verbs are methods that refuse, plus an entry in the capability record o
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -32,7 +33,7 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 
-__all__ = ["Provider", "Sandbox", "unsupported"]
+__all__ = ["Forked", "Provider", "Sandbox", "unsupported"]
 
 
 def unsupported(provider: str, verb: Verb) -> UnsupportedError:
@@ -135,8 +136,11 @@ class Sandbox(abc.ABC):
         """Put captured state in place of the present one, whole or not at all; ends running commands. Optional."""
         raise unsupported(self.provider_name, Verb.RESTORE)
 
-    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence["Sandbox"]:
-        """Make one new sandbox per spec that starts as this one is now. Optional: `Verb.FORK`."""
+    async def fork(self, specs: Sequence[SandboxSpec]) -> "Forked":
+        """Make one new sandbox per spec that starts as this one is now, all or none. Optional: `Verb.FORK`.
+
+        Commands that run here go on.
+        """
         raise unsupported(self.provider_name, Verb.FORK)
 
     async def __aenter__(self) -> Self:
@@ -148,6 +152,16 @@ class Sandbox(abc.ABC):
     ) -> None:
         """Let go of the sandbox."""
         await self.aclose()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """New sandboxes that start as another one was."""
+
+    sandboxes: Sequence[Sandbox]
+    """One per spec, in the same order."""
+    paused_s: float = 0.0
+    """How long the other one's processes stood still; 0 when none ran."""
 
 
 class Provider(abc.ABC):

@@ -21,12 +21,23 @@ from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
 from mcp_sandbox.guest.wire import Type
 from mcp_sandbox.hostfs.atomic import alocked
 
-__all__ = ["Frozen", "freeze", "restore_layers", "stop"]
+__all__ = ["Captured", "Frozen", "capture", "destroy", "freeze", "restore_layers", "stop"]
 
 ANSWER_S: Final = 5.0
 """How long an init may take to say that it ends; it is killed then."""
 DEPTH_MAX: Final = 400
 """overlayfs takes 500 lowers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """Frozen layers that make up a sandbox as it was; nobody names them yet."""
+
+    layers: StoredSnapshot
+    own: str | None
+    """The layer that is new; `None` if nothing was."""
+    paused_s: float
+    method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +52,14 @@ class Frozen:
 
 async def freeze(engine: EmbeddedEngine, sandbox: SandboxId) -> Frozen:
     """Make a snapshot of the sandbox as it is now."""
+    captured = await capture(engine, sandbox)
+    ref = engine.store.add_snapshot(captured.layers)
+    size = await asyncio.to_thread(engine.store.size_bytes, captured.own) if captured.own else 0
+    return Frozen(ref=ref, size_bytes=size, paused_s=captured.paused_s, method=captured.method)
+
+
+async def capture(engine: EmbeddedEngine, sandbox: SandboxId) -> Captured:
+    """Freeze the sandbox as it is now. Name the layers soon: else they are taken for leftovers."""
     state = engine.store.load(sandbox)
     carrier = await engine.connect(sandbox)
     if carrier is None or await _quiesce(engine, carrier, sandbox):
@@ -64,7 +83,7 @@ async def _quiesce(engine: EmbeddedEngine, carrier: GuestCarrier, sandbox: Sandb
     return True
 
 
-async def _stack(engine: EmbeddedEngine, state: EngineState) -> Frozen:
+async def _stack(engine: EmbeddedEngine, state: EngineState) -> Captured:
     """Freeze the top as it is, in constant time: nothing writes to it any more."""
     store = engine.store
     layers = state.layers if store.is_empty(state.top, state.layers) else (*state.layers, state.top)
@@ -73,18 +92,16 @@ async def _stack(engine: EmbeddedEngine, state: EngineState) -> Frozen:
             "Snapshot not taken", why=f"the sandbox has {DEPTH_MAX} layers already",
             fix="Create a new sandbox from its last snapshot's files",
         )  # fmt: skip
-    ref = store.add_snapshot(StoredSnapshot(base=state.base, layers=layers, project=state.project))
-    if layers != state.layers:
+    if layers != state.layers:  # before anybody names the old top: it is never written again then
         store.save(replace(state, layers=layers, top=store.new_layer(layers)))
-        size = await asyncio.to_thread(store.size_bytes, state.top)
-    else:
-        size = 0
-    return Frozen(ref=ref, size_bytes=size, paused_s=0.0, method="layer frozen; nothing was running")
+    return Captured(
+        layers=StoredSnapshot(base=state.base, layers=layers, project=state.project),
+        own=state.top if layers != state.layers else None, paused_s=0.0, method="layer frozen; nothing was running",
+    )  # fmt: skip
 
 
-async def _copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineState) -> Frozen:
+async def _copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineState) -> Captured:
     """Copy the top while every process stands still."""
-    store = engine.store
     layer = secrets.token_hex(6)
     began = time.monotonic()
     await carrier.request(Type.FREEZE, b"")
@@ -94,9 +111,10 @@ async def _copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineStat
         with anyio.move_on_after(5, shield=True), contextlib.suppress(SandboxGoneError):
             await carrier.request(Type.THAW, b"")
     paused = time.monotonic() - began
-    size = await asyncio.to_thread(store.size_bytes, layer)
-    ref = store.add_snapshot(StoredSnapshot(base=state.base, layers=(*state.layers, layer), project=state.project))
-    return Frozen(ref=ref, size_bytes=size, paused_s=paused, method="copied while running commands stood still")
+    return Captured(
+        layers=StoredSnapshot(base=state.base, layers=(*state.layers, layer), project=state.project),
+        own=layer, paused_s=paused, method="copied while running commands stood still",
+    )  # fmt: skip
 
 
 async def stop(engine: EmbeddedEngine, sandbox: SandboxId) -> None:
@@ -116,10 +134,22 @@ async def stop(engine: EmbeddedEngine, sandbox: SandboxId) -> None:
     await wait_dead(engine.store.directory(sandbox))
 
 
+async def destroy(engine: EmbeddedEngine, sandbox: SandboxId) -> bool:
+    """End a sandbox and take its files out of use; return whether there was one. Takes its lock."""
+    store = engine.store
+    try:
+        async with alocked(store.lock(sandbox)):
+            await stop(engine, sandbox)
+            store.discard(store.directory(sandbox))
+    except FileNotFoundError:
+        return False
+    return True
+
+
 async def restore_layers(engine: EmbeddedEngine, sandbox: SandboxId, ref: str) -> None:
     """Put a snapshot's layers below a new top, by one write of the state."""
     store = engine.store
-    async with alocked(store.structure_lock()):
+    async with alocked(store.structure_lock(), shared=True):
         snapshot = store.load_snapshot(ref)
         await stop(engine, sandbox)
         state = store.load(sandbox)

@@ -23,7 +23,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
-from mcp_sandbox.core.provider import Provider, Sandbox, unsupported
+from mcp_sandbox.core.provider import Forked, Provider, Sandbox, unsupported
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.policy.bounded import BoundedReceiveStream, refuse_oversize
@@ -139,7 +139,7 @@ class GuardedSandbox(DelegatingSandbox):
         _require_own(self.provider_name, content)
         await self._inner.restore(content)
 
-    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         """Make admitted copies, guarded too."""
         _require(self.provider_name, self.capabilities, Verb.FORK)
         admitted = [admit_spec(self._policy, self.provider_name, self.capabilities, spec) for spec in specs]

@@ -31,14 +31,14 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
-from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.provider import Forked, Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
-from mcp_sandbox.engines.layering import freeze, restore_layers, stop
+from mcp_sandbox.engines.layering import capture, destroy, freeze, restore_layers
 from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
 from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
@@ -53,7 +53,15 @@ _Value = TypeVar("_Value")
 class LocalSandbox(Sandbox):
     """Connects again by itself after a snapshot or restore restarted the sandbox's init."""
 
-    def __init__(self, engine: EmbeddedEngine, capabilities: Capabilities, state: EngineState) -> None:
+    def __init__(
+        self,
+        engine: EmbeddedEngine,
+        capabilities: Capabilities,
+        state: EngineState,
+        opened: weakref.WeakSet["LocalSandbox"],
+    ) -> None:
+        self._opened = opened
+        opened.add(self)
         self._engine = engine
         self._capabilities = capabilities
         self._state = state
@@ -155,7 +163,7 @@ class LocalSandbox(Sandbox):
                 "Snapshot refused", why=f"provider 'local' cannot hold {', '.join(sorted(extra))}",
                 fix="Ask for files only, or use a provider that holds memory",
             )  # fmt: skip
-        async with self._held():
+        async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
             frozen = await freeze(self._engine, self.id)
         return NativeContent(
             provider=NAME, ref=frozen.ref, holds=self._capabilities.snapshot_holds, size_bytes=frozen.size_bytes,
@@ -166,16 +174,25 @@ class LocalSandbox(Sandbox):
         async with self._held():
             await restore_layers(self._engine, self.id, content.ref)
 
-    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         for spec in specs:
             require_enforceable(NAME, self._capabilities, spec)
-        async with self._held():
-            frozen = await freeze(self._engine, self.id)
-        snapshot = self._engine.store.load_snapshot(frozen.ref)
+        async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
+            captured = await capture(self._engine, self.id)
+            return Forked(sandboxes=await self._opened_copies(specs, captured.layers), paused_s=captured.paused_s)
+
+    async def _opened_copies(self, specs: Sequence[SandboxSpec], start: StoredSnapshot) -> "Sequence[LocalSandbox]":
+        made: list[LocalSandbox] = []
         try:
-            return [await _open_new(self._engine, self._capabilities, spec, snapshot) for spec in specs]
-        finally:
-            self._engine.store.remove_snapshot(frozen.ref)
+            for spec in specs:
+                made.append(await _open_new(self._engine, self._capabilities, spec, start, self._opened))  # noqa: PERF401
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for sandbox in made:
+                    await sandbox.aclose()
+                    await destroy(self._engine, sandbox.id)
+            raise
+        return made
 
     @asynccontextmanager
     async def _held(self, *, shared: bool = False) -> AsyncGenerator[None]:
@@ -196,7 +213,11 @@ class LocalSandbox(Sandbox):
 
 
 async def _open_new(
-    engine: EmbeddedEngine, capabilities: Capabilities, spec: SandboxSpec, start: StoredSnapshot
+    engine: EmbeddedEngine,
+    capabilities: Capabilities,
+    spec: SandboxSpec,
+    start: StoredSnapshot,
+    opened: weakref.WeakSet[LocalSandbox],
 ) -> LocalSandbox:
     """Make a sandbox on a snapshot's layers and start it; nothing is left of one that does not start."""
     state = EngineState(
@@ -205,7 +226,7 @@ async def _open_new(
         env=dict(spec.env), labels=dict(spec.labels),
     )  # fmt: skip
     engine.store.add(state)
-    sandbox = LocalSandbox(engine, capabilities, state)
+    sandbox = LocalSandbox(engine, capabilities, state, opened)
     try:
         await sandbox.connect()
     except BaseException:
@@ -265,16 +286,15 @@ class LocalProvider(Provider):
                 fix="Leave `image` out, or use provider `docker`",
             )  # fmt: skip
         start = StoredSnapshot(base=await self._engine.bases.current(), layers=(), project=spec.workspace.source)
-        return self._remember(await _open_new(self._engine, self._capabilities, spec, start))
+        return await self._new(spec, start)
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
-        sandbox = LocalSandbox(self._engine, self._capabilities, self._engine.store.load(sandbox_id))
+        sandbox = LocalSandbox(self._engine, self._capabilities, self._engine.store.load(sandbox_id), self._open)
         await sandbox.connect()
-        return self._remember(sandbox)
-
-    def _remember(self, sandbox: LocalSandbox) -> LocalSandbox:
-        self._open.add(sandbox)
         return sandbox
+
+    async def _new(self, spec: SandboxSpec, start: StoredSnapshot) -> LocalSandbox:
+        return await _open_new(self._engine, self._capabilities, spec, start, self._open)
 
     async def list(self) -> Sequence[SandboxInfo]:
         found: list[SandboxInfo] = []
@@ -291,21 +311,13 @@ class LocalProvider(Provider):
         return found
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
-        store = self._engine.store
-        try:
-            async with alocked(store.lock(sandbox_id)):
-                await stop(self._engine, sandbox_id)
-                store.discard(store.directory(sandbox_id))
-        except FileNotFoundError:
-            return
-        self._engine.sweep()
+        if await destroy(self._engine, sandbox_id):
+            self._engine.sweep()
 
     async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
         require_enforceable(NAME, self._capabilities, spec)
-        async with alocked(self._engine.store.structure_lock()):
-            snapshot = self._engine.store.load_snapshot(content.ref)
-            sandbox = await _open_new(self._engine, self._capabilities, spec, snapshot)
-        return self._remember(sandbox)
+        async with alocked(self._engine.store.structure_lock(), shared=True):
+            return await self._new(spec, self._engine.store.load_snapshot(content.ref))
 
     async def discard(self, content: NativeContent) -> None:
         self._engine.store.remove_snapshot(content.ref)

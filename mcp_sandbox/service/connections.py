@@ -112,6 +112,12 @@ class Connections:
             connection = await self._refreshed(record.id, connection)
             return self._handed_out(connection) if connection is not None else None
 
+    async def adopt(self, record: SandboxRecord, sandbox: Sandbox) -> LiveSandbox:
+        """Return the connection of a sandbox that the engine made before it was entered, just now."""
+        provider = await self._providers.get(record.provider)
+        seen = await to_thread.run_sync(self._registry.mark_created, record.id)
+        return self._handed_out(self._entered(provider, _Found(sandbox, seen.record, seen.stamp)))
+
     def tell(self, sandbox_id: SandboxId, notice: str) -> None:
         """Have something told by the next answer from a sandbox."""
         if (connection := self._connections.get(sandbox_id)) is not None:

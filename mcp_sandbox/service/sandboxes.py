@@ -19,7 +19,7 @@ from mcp_sandbox.core.errors import (
     StateError,
     UnsupportedError,
 )
-from mcp_sandbox.core.provider import Provider
+from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.service.connections import Connections, LiveSandbox
@@ -134,12 +134,42 @@ class SandboxService:
             )
         chosen = provider or (origin.provider if origin else self._provider)
         await self._providers.get(chosen)
+        model = replace(self._record(), provider=chosen, parent=origin.parent if origin else None)
+        return await self._create_all(self.records_like(model, name, count))
+
+    def records_like(self, model: SandboxRecord, name: str, count: int) -> "list[SandboxRecord]":
+        """Return records of further sandboxes, with fresh ids; nothing is entered yet.
+
+        Raises:
+            InvalidRequestError: The name or the count cannot be used.
+        """
+        _check(name, count)
         names = [name] if count == 1 else [f"{name}-{number}" if name else "" for number in range(1, count + 1)]
-        records = [
-            replace(self._record(), name=each, provider=chosen, parent=origin.parent if origin else None)
-            for each in names
-        ]
-        return await self._create_all(records)
+        at = now()
+        fresh = replace(model, is_default=False, created_at=at, last_used_at=at)
+        return [replace(fresh, id=new_sandbox_id(), name=each) for each in names]
+
+    async def adopt(self, records: "Sequence[SandboxRecord]", sandboxes: "Sequence[Sandbox]") -> "list[LiveSandbox]":
+        """Enter sandboxes that an engine has made, all or none: of none anything is left if one cannot be entered.
+
+        Raises:
+            StateError: A name is taken.
+        """
+        try:
+            for record in records:
+                await to_thread.run_sync(self._registry.add, record)
+            return [
+                await self._connections.adopt(record, sandbox)
+                for record, sandbox in zip(records, sandboxes, strict=True)
+            ]
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for record, sandbox in zip(records, sandboxes, strict=True):
+                    await self._connections.close(record.id)
+                    await sandbox.aclose()
+                    await (await self._providers.get(record.provider)).destroy(record.id)
+                    await to_thread.run_sync(self._registry.remove, record.id)
+            raise
 
     async def _create_all(self, records: Sequence[SandboxRecord]) -> "list[LiveSandbox]":
         made: dict[SandboxId, LiveSandbox] = {}
@@ -220,6 +250,10 @@ class SandboxService:
     async def provider(self, name: str) -> Provider:
         """Return an opened provider."""
         return await self._providers.get(name)
+
+    def spec_of(self, record: SandboxRecord) -> SandboxSpec:
+        """Return what a sandbox is created from."""
+        return self._spec(record)
 
     def new_spec(self, record: SandboxRecord) -> SandboxSpec:
         """Return the spec of a nameless sandbox like an existing one, for a passing purpose."""

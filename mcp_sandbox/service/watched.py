@@ -25,7 +25,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
-from mcp_sandbox.core.provider import Sandbox
+from mcp_sandbox.core.provider import Forked, Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 
@@ -135,7 +135,7 @@ class WatchedSandbox(DelegatingSandbox):
         with self._watch:
             await self._inner.restore(content)
 
-    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         """Make sandboxes that start as this one is."""
         with self._watch:
             return await self._inner.fork(specs)

@@ -351,7 +351,9 @@ class SnapshotContract(Contract):
         await put(sandbox, "/workspace/file", b"common")
         specs = [new_spec(capabilities, env={"FORK": str(number)}) for number in range(3)]
         async with await sandbox.exec(ExecRequest(argv=("cat",), stdin=True)) as execution:
-            forks = await sandbox.fork(specs)
+            forked = await sandbox.fork(specs)
+            forks = forked.sandboxes
+            assert 0 <= forked.paused_s < HANG_S
             assert [fork.id for fork in forks] == [spec.id for spec in specs]
             for number, fork in enumerate(forks):
                 assert await read_file(fork, "/workspace/file") == b"common"

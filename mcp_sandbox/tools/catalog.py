@@ -23,6 +23,7 @@ _ORDER = (
     "snapshot_restore",
     "snapshot_delete",
     "sandbox_create",
+    "sandbox_fork",
     "sandbox_list",
     "sandbox_destroy",
 )

@@ -1,6 +1,6 @@
-"""`sandbox_create`, `sandbox_list`, `sandbox_destroy`."""
+"""`sandbox_create`, `sandbox_fork`, `sandbox_list`, `sandbox_destroy`."""
 
-from mcp_sandbox.tools.tool import Deferred, Tool
+from mcp_sandbox.tools.tool import SANDBOX, Deferred, Tool
 
 __all__ = ["TOOLS"]
 
@@ -21,6 +21,21 @@ TOOLS = (
             "from_snapshot": {"type": "string", "description": "Id prefix of a snapshot to start from"},
             "count": {"type": "integer", "description": "How many", "default": 1, "minimum": 1, "maximum": 100},
         },
+    ),
+    Tool(
+        name="sandbox_fork",
+        title="Fork a sandbox",
+        description=(
+            "Make new sandboxes that start as a live one is now, all or none: to try variants in parallel. Its running "
+            "commands go on, and are not in the new ones."
+        ),
+        handler=Deferred(_CALLS, "sandbox_fork"),
+        properties={
+            "count": {"type": "integer", "description": "How many", "default": 1, "minimum": 1, "maximum": 100},
+            "name": {"type": "string", "description": "Name to call it by; with count > 1, name-1, name-2, ..."},
+            "sandbox": SANDBOX,
+        },
+        profile="full",
     ),
     Tool(
         name="sandbox_list",

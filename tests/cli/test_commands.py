@@ -45,6 +45,16 @@ def test_rm_destroys_by_prefix_and_goes_on_after_a_mistake(machine: CommandLine)
     assert machine.sandboxes() == []
 
 
+def test_b091_fork_prints_one_id_per_line(machine: CommandLine) -> None:
+    machine.say("exec", "--", "sh", "-c", "echo common > a")
+    made = machine.say("fork", "--count", "2", "--name", "try").split()
+    assert {one["id"]: one["name"] for one in machine.sandboxes() if one["name"]} == dict(
+        zip(made, ("try-1", "try-2"), strict=True)
+    )
+    assert machine.say("exec", "--sandbox", "try-2", "--", "cat", "a") == "common\n"
+    machine.say("rm", *made)
+
+
 def test_b090_snapshots_from_the_shell(machine: CommandLine) -> None:
     machine.say("exec", "--", "sh", "-c", "echo then > a; echo then > b")
     first = machine.say("snapshot", "create", "--note", "good\nstate").strip()

@@ -109,7 +109,7 @@ async def test_whatever_the_guard_gives_out_is_guarded(provider: Provider, sandb
     specs = [new_spec(provider.capabilities) for _ in range(2)]
     given = [
         await provider.attach(sandbox.id),
-        *await sandbox.fork(specs[:1]),
+        *(await sandbox.fork(specs[:1])).sandboxes,
         await provider.restore(content, specs[1]),
     ]
     assert all(isinstance(one, GuardedSandbox) for one in given)

@@ -1,6 +1,6 @@
 """The kit finds what is wrong: each fault here, in an otherwise sound provider, fails the test that names it."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,8 +197,7 @@ class Refusing(DelegatingSandbox):
     snapshot = Sandbox.snapshot
     restore = Sandbox.restore
 
-    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
-        return await Sandbox.fork(self, specs)
+    fork = Sandbox.fork
 
 
 class Honest(Modest):

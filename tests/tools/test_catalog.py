@@ -37,7 +37,7 @@ def test_every_profile_holds_the_one_before_it() -> None:
     names = [{tool.name for tool in tools_for(profile)} for profile in PROFILES]
     assert names[0] < names[1] < names[2]
     assert names[0] == {"exec", "read_file", "write_file"}
-    assert names[2] - names[1] == {"snapshot_delete"}
+    assert names[2] - names[1] == {"snapshot_delete", "sandbox_fork"}
 
 
 @pytest.mark.parametrize("tool", ALL_TOOLS, ids=lambda tool: tool.name)

@@ -98,7 +98,7 @@ def test_the_tools_of_each_profile() -> None:
         "default": {
             "sandbox_create", "sandbox_list", "sandbox_destroy", "snapshot_create", "snapshot_list", "snapshot_restore",
         },
-        "full": {"snapshot_delete"},
+        "full": {"snapshot_delete", "sandbox_fork"},
     }  # fmt: skip
 
 
@@ -246,3 +246,14 @@ async def test_of_snapshots_taken_at_once_none_is_lost(client: Client) -> None:
             tasks.start_soon(lambda note=str(number): client("snapshot_create", note=note))
     listed = await client.facts("snapshot_list")
     assert {fact["note"] for fact in listed["snapshots"]} == {str(number) for number in range(20)}
+
+
+async def test_b091_a_fork_answers_one_handle_each(client: Client) -> None:
+    await client.put("/workspace/a", "common")
+    facts = await client.facts("sandbox_fork", count=2, name="try")
+    assert [made["name"] for made in facts["sandboxes"]] == ["try-1", "try-2"]
+    assert facts["paused_s"] == 0
+    assert await client.get("/workspace/a", "try-2") == "common"
+    answer = await client("sandbox_fork", name="one", sandbox="try-1")
+    assert "Use it with sandbox='one'." in answer.text
+    assert (await client.facts("sandbox_list"))["total"] == 4

@@ -32,7 +32,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
-from mcp_sandbox.core.provider import Sandbox
+from mcp_sandbox.core.provider import Forked, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.core.streams import BytesStream
@@ -217,11 +217,13 @@ class MemorySandbox(Sandbox):
         self._record.end_commands("the sandbox was restored to a snapshot")
         self._record.tree = tree
 
-    async def fork(self, specs: Sequence[SandboxSpec]) -> Sequence[Sandbox]:
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         """Make copies."""
         tree = self._tree
         self._engine.admit(*specs)
-        return [MemorySandbox(self._engine, self._engine.add(spec, tree.copy()), self._opened) for spec in specs]
+        return Forked(
+            sandboxes=[MemorySandbox(self._engine, self._engine.add(spec, tree.copy()), self._opened) for spec in specs]
+        )
 
 
 def _program(tree: Tree, request: ExecRequest, search: str) -> tuple[Program, str]:

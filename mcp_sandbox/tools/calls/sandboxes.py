@@ -1,14 +1,15 @@
-"""What `sandbox_create`, `sandbox_list` and `sandbox_destroy` do."""
+"""What `sandbox_create`, `sandbox_fork`, `sandbox_list` and `sandbox_destroy` do."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from mcp_sandbox.core.sandbox import SandboxState
+from mcp_sandbox.service.forking import fork
 from mcp_sandbox.service.quantities import seconds_of
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxSummary
 from mcp_sandbox.tools.call import Answer, Call
 
-__all__ = ["sandbox_create", "sandbox_destroy", "sandbox_list"]
+__all__ = ["sandbox_create", "sandbox_destroy", "sandbox_fork", "sandbox_list"]
 
 _MOST_LISTED = 100
 _SHORT = 12
@@ -24,9 +25,33 @@ async def sandbox_create(call: Call) -> Answer:
         count=arguments["count"],
     )
     facts = [_created(live) for live in made]
-    lines = [_line(fact) for fact in facts]
-    use = f"Use it with sandbox={(facts[0]['name'] or facts[0]['id'])!r}." if len(facts) == 1 else "Use each by its id."
-    return Answer(text="\n".join([*lines, use]), structured={"sandboxes": facts})
+    return Answer(text="\n".join([*map(_line, facts), _use(facts)]), structured={"sandboxes": facts})
+
+
+async def sandbox_fork(call: Call) -> Answer:
+    """Fork a sandbox."""
+    arguments = call.arguments
+    forks = await fork(
+        call.services.sandboxes,
+        arguments.get("sandbox", ""),
+        count=arguments["count"],
+        name=arguments.get("name", ""),
+    )
+    source, facts = forks.source, [_created(live) for live in forks.made]
+    how = f"Forked from {source.record.id}" + (
+        f", whose commands stood still for {forks.paused_s:.3f} s and go on." if forks.paused_s else "."
+    )
+    told = {"notices": list(source.notices)} if source.notices else {}
+    return Answer(
+        text="\n".join([*source.notices, *map(_line, facts), how, _use(facts)]),
+        structured={"sandboxes": facts, "source": source.record.id, "paused_s": round(forks.paused_s, 4), **told},
+    )
+
+
+def _use(facts: list[dict[str, Any]]) -> str:
+    return (
+        f"Use it with sandbox={(facts[0]['name'] or facts[0]['id'])!r}." if len(facts) == 1 else "Use each by its id."
+    )
 
 
 async def sandbox_list(call: Call) -> Answer:
