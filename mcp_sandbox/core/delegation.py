@@ -8,6 +8,7 @@ from typing import Self
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities
+from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.exec import ExecEvent, ExecRequest, ExecResult, Execution
 from mcp_sandbox.core.files import (
     DownloadRequest,
@@ -203,3 +204,7 @@ class DelegatingProvider(Provider):
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds."""
         await self._inner.discard(content)
+
+    async def examine(self) -> Examination:
+        """Try the boundary for real."""
+        return await self._inner.examine()

@@ -14,6 +14,7 @@ from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities, Verb
 from mcp_sandbox.core.errors import UnsupportedError
+from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
     DownloadRequest,
@@ -223,3 +224,7 @@ class Provider(abc.ABC):
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds. Optional: `Verb.SNAPSHOT`; no-op if it is gone."""
         raise unsupported(self.name, Verb.SNAPSHOT)
+
+    async def examine(self) -> Examination:
+        """Try the boundary for real, now, and say which fences hold; a provider without a self-test tries none."""
+        return Examination()

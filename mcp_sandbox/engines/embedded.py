@@ -46,9 +46,11 @@ class EmbeddedEngine:
             self.launcher = await self._stack.enter_async_context(Launcher(self.store.root, self.identity))
         except OSError as error:
             raise explain(error) from error
+        self.machine = _machine()
+        self.filter = build_filter(self.machine, one_id=not self.identity.is_range)
         self._filter = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._filter)
-        os.write(self._filter, build_filter(_machine(), one_id=not self.identity.is_range))
+        os.write(self._filter, self.filter)
         self.bases = Bases(self.store, self.launcher, self.identity)
         await self.bases.open()
         return self

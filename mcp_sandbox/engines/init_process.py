@@ -14,7 +14,7 @@ import anyio
 from mcp_sandbox.core.errors import ProviderError
 from mcp_sandbox.hostfs.atomic import write_atomically
 
-__all__ = ["kill_init", "note_init", "wait_dead"]
+__all__ = ["init_pid", "kill_init", "note_init", "wait_dead"]
 
 DEATH_S: Final = 10.0
 
@@ -23,6 +23,12 @@ def note_init(directory: Path, pid: int) -> None:
     """Remember in a sandbox's directory which process its init is."""
     record = {"pid": pid, "started": _start_time(pid)}
     write_atomically(directory / "init.json", json.dumps(record).encode(), durable=False)
+
+
+def init_pid(directory: Path) -> int | None:
+    """Return the number of a sandbox's init, `None` if it does not run."""
+    with _init(directory) as pidfd:
+        return None if pidfd is None else int(json.loads((directory / "init.json").read_bytes())["pid"])
 
 
 async def wait_dead(directory: Path) -> None:

@@ -50,6 +50,11 @@ class Launcher:
         self._lock = anyio.Lock()
         """One request at a time: answers carry no number."""
 
+    @property
+    def pid(self) -> int:
+        """The number of the zygote."""
+        return self._pid
+
     async def __aenter__(self) -> Self:
         """Start the zygote with an empty environment, in a session of its own."""
         ours, theirs = seqpacket_pair()

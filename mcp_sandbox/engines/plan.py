@@ -10,7 +10,7 @@ from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.launcher import tokens
 
-__all__ = ["ENVIRONMENT", "NAMESPACES", "SPOOL", "Volume", "sandbox_plan"]
+__all__ = ["CAPABILITIES", "ENVIRONMENT", "NAMESPACES", "SPOOL", "Volume", "sandbox_plan"]
 
 SPOOL: Final = "/var/spool/mcp-sandbox"
 """Outside of snapshots: what commands said stays readable after a restore."""
@@ -31,7 +31,7 @@ NAMESPACES: Final = _MOUNT | _UTS | _IPC | _USER | _PID | _NETWORK | _CGROUP
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, sys_chroot
-_CAPABILITIES: Final = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 10, 18))
+CAPABILITIES: Final = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 10, 18))
 
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _DEV_LINKS: Final = {
@@ -98,7 +98,7 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) 
         else tokens("uid", identity.start, "gid", identity.gid)
     )
     parts = [
-        tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{_CAPABILITIES:x}"),
+        tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{CAPABILITIES:x}"),
         ids,
         _limits(identity, limits),
         tokens("--"),

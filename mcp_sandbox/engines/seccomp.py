@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["build_filter"]
+__all__ = ["build_filter", "system_call"]
 
 # name: (x86_64, aarch64); None where the architecture never had it
 _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
@@ -74,6 +74,11 @@ _PERSONALITIES: Final = (0, 8, 0x20000, 0xFFFFFFFF)
 _CORE_LIMIT: Final = 4  # RLIMIT_CORE; `plan.py` says why it stays what it is
 _INIT: Final = 1
 _CHARACTER_DEVICE, _BLOCK_DEVICE, _TYPE_MASK = 0o020000, 0o060000, 0o170000
+
+
+def system_call(name: str, machine: str) -> int | None:
+    """Return the number of a system call, `None` where the architecture never had it."""
+    return _NUMBERS[name][_ARCHITECTURES[machine][0]]
 
 
 class _Step(NamedTuple):

@@ -15,6 +15,7 @@ from anyio.abc import ByteReceiveStream
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxGoneError, UnsupportedError
+from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
     DownloadRequest,
@@ -40,6 +41,7 @@ from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
 from mcp_sandbox.engines.layering import capture, destroy, freeze, restore_layers
 from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
+from mcp_sandbox.engines.selftest import SelfTest
 from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
 
@@ -254,6 +256,7 @@ class LocalProvider(Provider):
 
     async def __aenter__(self) -> Self:
         self._engine = await self._stack.enter_async_context(EmbeddedEngine(self._root))
+        self._selftest = SelfTest(self._engine, self._create, self.destroy)
         native = VerbSupport(Support.NATIVE)
         self._capabilities = Capabilities(
             isolation=Isolation.NAMESPACE,
@@ -283,12 +286,20 @@ class LocalProvider(Provider):
         if spec.image is not None:
             raise UnsupportedError(
                 "Image refused", why="provider 'local' starts from the host's own programs",
-                fix="Leave `image` out, or use provider `docker`",
+                fix="Leave `image` out",
             )  # fmt: skip
+        await self._selftest.require()
+        return await self._create(spec)
+
+    async def _create(self, spec: SandboxSpec) -> LocalSandbox:
         start = StoredSnapshot(base=await self._engine.bases.current(), layers=(), project=spec.workspace.source)
         return await self._new(spec, start)
 
+    async def examine(self) -> Examination:
+        return await self._selftest.examine()
+
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+        await self._selftest.require()
         sandbox = LocalSandbox(self._engine, self._capabilities, self._engine.store.load(sandbox_id), self._open)
         await sandbox.connect()
         return sandbox
@@ -316,6 +327,7 @@ class LocalProvider(Provider):
 
     async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
         require_enforceable(NAME, self._capabilities, spec)
+        await self._selftest.require()
         async with alocked(self._engine.store.structure_lock(), shared=True):
             return await self._new(spec, self._engine.store.load_snapshot(content.ref))
 

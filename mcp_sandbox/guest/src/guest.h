@@ -176,6 +176,9 @@ void net_connect(int peer, uint32_t id, struct cursor *c);
 void bridge_main(const char *directory, int timeout_s) __attribute__((noreturn));
 void bridge_serve(int agent, int timeout_s) __attribute__((noreturn));
 
+/* probe.c */
+void probe_main(int count, char **argument) __attribute__((noreturn));
+
 /* layers.c: work on trees from outside */
 int layer_copy(const char *source, const char *target);
 int layer_remove(const char *path);

@@ -41,6 +41,7 @@ int main(int argc, char **argv) {
   if (!strcmp(role, "init")) container_main(argc, argv);
   if (!strcmp(role, "stdio")) stdio_main(argc, argv);
   if (!strcmp(role, "bridge")) bridge_main(argc > 2 ? argv[2] : "/.mcp-sandbox", argc > 3 ? atoi(argv[3]) : 60);
+  if (!strcmp(role, "probe")) probe_main(argc - 2, argv + 2);
   if (!strcmp(role, "copy") && argc == 4) {
     own_namespace();
     return finish(layer_copy(argv[2], argv[3]), "copy");
@@ -51,6 +52,6 @@ int main(int argc, char **argv) {
   }
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
   dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS]] | bridge [DIRECTORY [TIMEOUT_S]] | "
-             "stdio [TIMEOUT_S] | copy FROM TO | remove TREE | skeleton FROM TO\n");
+             "stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO\n");
   return 2;
 }
