@@ -47,6 +47,8 @@ PIDS: Final = 24
 """What the throw-away sandbox may have; few, so that the limit is reached at once."""
 PROGRAM: Final = "/tmp/probe"  # noqa: S108  inside
 CANARY: Final = "mcp-sandbox-canary-"
+UNKNOWN_ROLE: Final = 2
+"""How the guest program ends when it does not know what it is asked for."""
 VARIABLE: Final = "MCP_SANDBOX_CANARY"
 LABELS: Final = {"mcp-sandbox.owner": "self-test"}
 
@@ -237,6 +239,11 @@ def _on_the_host(asked: Mapping[str, Question], bait: Bait) -> Mapping[str, Answ
         )
     finally:
         os.close(program)
+    if done.returncode == UNKNOWN_ROLE:
+        raise ProviderUnavailableError(
+            "No sandbox", why="the guest program is older than the rest of this installation",
+            fix="Install mcp-sandbox again; in a source tree run `python -m mcp_sandbox.guest.build`",
+        )  # fmt: skip
     return answers(some, done.stdout)
 
 
