@@ -16,6 +16,7 @@ from mcp_sandbox.policy.guard import GuardedProvider
 from mcp_sandbox.policy.rules import Policy
 from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.service.sandboxes import SandboxService
+from mcp_sandbox.store.atomic import Settler
 from mcp_sandbox.store.directories import StateDirectories, open_state
 from mcp_sandbox.store.record import Owner
 from mcp_sandbox.store.registry import Registry
@@ -71,15 +72,18 @@ async def open_sandboxes(
             why="the directory of the project holds the state of all sandboxes",
             fix="Set MCP_SANDBOX_HOME to a directory outside of it, or choose another project with --project",
         )
-    async with SandboxService(
-        registry=Registry(state.registry),
-        snapshots=SnapshotStore(state.snapshots),
-        open_provider=lambda name: guarded_provider(name, state),
-        owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
-        provider=provider or DEFAULT_PROVIDER,
-        template=template(project),
-        everywhere=everywhere,
-    ) as sandboxes:
+    async with (
+        Settler() as settler,
+        SandboxService(
+            registry=Registry(state.registry, settler.later),
+            snapshots=SnapshotStore(state.snapshots, settler.later),
+            open_provider=lambda name: guarded_provider(name, state),
+            owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
+            provider=provider or DEFAULT_PROVIDER,
+            template=template(project),
+            everywhere=everywhere,
+        ) as sandboxes,
+    ):
         yield sandboxes
 
 

@@ -81,7 +81,7 @@ def _row(branch: Branch) -> tuple[str, ...]:
     return (
         "  " * branch.depth + snapshot.id[:_SHORT] + "*" * branch.is_here,
         age(snapshot.created_at),
-        size(snapshot.native.size_bytes),
+        "?" if branch.size_bytes is None else size(branch.size_bytes),
         snapshot.sandbox[:_SHORT],
         display(" ".join(snapshot.note.split())),
     )
@@ -97,7 +97,7 @@ def _facts(branch: Branch) -> dict[str, object]:
         "note": snapshot.note,
         "provider": snapshot.native.provider,
         "holds": sorted(snapshot.native.holds),
-        "size_bytes": snapshot.native.size_bytes,
+        "size_bytes": branch.size_bytes,
         "paused_s": snapshot.native.paused_s,
         "method": snapshot.native.method,
         "here": branch.is_here,

@@ -201,6 +201,10 @@ class DelegatingProvider(Provider):
         """Create a sandbox from a snapshot's content."""
         return self.wrap(await self._inner.restore(content, spec))
 
+    async def measure(self, content: NativeContent) -> int | None:
+        """Return the bytes that a snapshot alone added."""
+        return await self._inner.measure(content)
+
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds."""
         await self._inner.discard(content)

@@ -221,6 +221,10 @@ class Provider(abc.ABC):
         """Create a new sandbox from a snapshot's content. Optional: `Verb.CREATE_FROM_SNAPSHOT`."""
         raise unsupported(self.name, Verb.CREATE_FROM_SNAPSHOT)
 
+    async def measure(self, content: NativeContent) -> int | None:
+        """Return the bytes that a snapshot alone added, counting them if taking it did not; `None` if nobody knows."""
+        return content.size_bytes
+
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds. Optional: `Verb.SNAPSHOT`; no-op if it is gone."""
         raise unsupported(self.name, Verb.SNAPSHOT)

@@ -30,8 +30,8 @@ class NativeContent:
     ref: str
     """The provider's own name for it: layers, an image, a checkpoint."""
     holds: frozenset[Facet]
-    size_bytes: int
-    """Bytes that this snapshot alone added."""
+    size_bytes: int | None
+    """Bytes that this snapshot alone added; `None` where counting them would have taken longer than taking it."""
     paused_s: float = 0.0
     """How long processes stood still while it was taken; 0 when none ran."""
     method: str = ""

@@ -3,7 +3,7 @@
     base/<fingerprint>/{root,usr}      generated, shared, never changed
     layers/<id>/{root,usr,workspace}   the top one of a sandbox is written; one that a snapshot names never is again
     sandboxes/<id>/                    state.json, lock, agent.sock, init.json, spool/, work-*/
-    snapshots/<ref>.json               which layers a snapshot is made of
+    snapshots/<ref>.{json,size}        which layers a snapshot is made of, and how large its own is
     trash/                             removed at leisure
 
 A snapshot freezes the top layer by naming it and giving the sandbox a new one: one atomic write of `state.json`.
@@ -227,9 +227,24 @@ class LayerStore:
         fields["layers"] = tuple(fields["layers"])
         return StoredSnapshot(**fields)
 
+    def snapshot_size_bytes(self, ref: str) -> int:
+        """Return the bytes that a snapshot's own layer takes, counted once. Blocks, longer for many files.
+
+        Raises:
+            NotFoundError: It was deleted.
+        """
+        counted = self.root / "snapshots" / f"{Path(ref).name}.size"
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(counted.read_bytes())
+        layers = self.load_snapshot(ref).layers
+        size = self.size_bytes(layers[-1]) if layers else 0
+        write_atomically(counted, str(size).encode(), durable=False)
+        return size
+
     def remove_snapshot(self, ref: str) -> None:
         """Forget a snapshot; its layers go when nobody else names them."""
-        (self.root / "snapshots" / f"{Path(ref).name}.json").unlink(missing_ok=True)
+        for kind in ("json", "size"):
+            (self.root / "snapshots" / f"{Path(ref).name}.{kind}").unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------ removal
 

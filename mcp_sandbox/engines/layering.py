@@ -3,7 +3,6 @@
 Whoever calls holds the sandbox's lock.
 """
 
-import asyncio
 import contextlib
 import secrets
 import time
@@ -45,7 +44,8 @@ class Frozen:
     """A snapshot that was taken."""
 
     ref: str
-    size_bytes: int
+    size_bytes: int | None
+    """`None` is not counted yet."""
     paused_s: float
     method: str
 
@@ -54,7 +54,7 @@ async def freeze(engine: EmbeddedEngine, sandbox: SandboxId) -> Frozen:
     """Make a snapshot of the sandbox as it is now."""
     captured = await capture(engine, sandbox)
     ref = engine.store.add_snapshot(captured.layers)
-    size = await asyncio.to_thread(engine.store.size_bytes, captured.own) if captured.own else 0
+    size = None if captured.own else 0
     return Frozen(ref=ref, size_bytes=size, paused_s=captured.paused_s, method=captured.method)
 
 

@@ -45,10 +45,10 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         return
 
 
-def write_once(path: Path, data: bytes) -> bool:
+def write_once(path: Path, data: bytes, *, durable: bool = True) -> bool:
     """Write a file that must not be there yet; return whether it was absent, and leave one that is there alone."""
     while True:
-        beside = _write_beside(path, data, durable=True)
+        beside = _write_beside(path, data, durable=durable)
         try:
             path.hardlink_to(beside)
         except FileExistsError:
@@ -59,7 +59,8 @@ def write_once(path: Path, data: bytes) -> bool:
             continue
         finally:
             beside.unlink(missing_ok=True)
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
         return True
 
 

@@ -1,5 +1,6 @@
 """Provider `local`: the embedded engine. Linux only; no daemon, no image, no privilege."""
 
+import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Final, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.admission import require_enforceable
@@ -330,6 +332,13 @@ class LocalProvider(Provider):
         await self._selftest.require()
         async with alocked(self._engine.store.structure_lock(), shared=True):
             return await self._new(spec, self._engine.store.load_snapshot(content.ref))
+
+    async def measure(self, content: NativeContent) -> int | None:
+        if content.size_bytes is not None:
+            return content.size_bytes
+        with contextlib.suppress(NotFoundError):
+            return await anyio.to_thread.run_sync(self._engine.store.snapshot_size_bytes, content.ref)
+        return None
 
     async def discard(self, content: NativeContent) -> None:
         self._engine.store.remove_snapshot(content.ref)

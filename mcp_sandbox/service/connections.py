@@ -208,61 +208,34 @@ class Connections:
         # Somebody may be creating it, or have been killed while doing so; the lock tells them apart.
         try:
             async with _held(self._registry, record.id, _CREATE_WAIT_S):
-                return await self._attached_or_created(provider, record)
+                return await self._attached_or_created(provider, record, is_new=is_new)
         except NotFoundError:
             if self._registry.stamp(record.id) is None:
                 return None
             raise
 
-    async def _attached_or_created(self, provider: Provider, record: SandboxRecord) -> _Found | None:
+    async def _attached_or_created(self, provider: Provider, record: SandboxRecord, *, is_new: bool) -> _Found | None:
         if self._registry.stamp(record.id) is None:
             return None
-        if not await to_thread.run_sync(self._registry.is_creating, record.id):
+        if not is_new and not await to_thread.run_sync(self._registry.is_creating, record.id):
             try:
                 return _Found(await provider.attach(record.id), record)
             except NotFoundError:
                 _LOG.warning("sandbox %s: the engine does not have it any more", record.id)
                 await to_thread.run_sync(self._registry.remove, record.id)
                 return None
+        sandbox: Sandbox | None = None
         try:
-            sandbox = await self._created(provider, record)
+            sandbox = await self._made(provider, record)
+            seen = await to_thread.run_sync(self._registry.mark_created, record.id)
         except Exception:
-            await to_thread.run_sync(self._registry.remove, record.id)
-            raise
-        seen = await to_thread.run_sync(self._registry.mark_created, record.id)
-        return _Found(sandbox, seen.record, seen.stamp)
-
-    async def _created(self, provider: Provider, record: SandboxRecord) -> Sandbox:
-        """Create it in the engine while its record becomes durable: either takes a millisecond or more."""
-        failures: list[Exception] = []
-        made: list[Sandbox] = []
-
-        async def create() -> None:
-            try:
-                made.append(await self._made(provider, record))
-            except Exception as error:  # noqa: BLE001 (raised below, outside of the task group)
-                failures.append(error)
-
-        async def settle() -> None:
-            try:
-                await to_thread.run_sync(self._registry.settle, record.id)
-            except OSError as error:
-                failures.append(error)
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(create)
-                tasks.start_soon(settle)
-            if failures:
-                raise failures[0]
-        except BaseException:
-            for sandbox in made:
+            if sandbox is not None:
                 await _closed(sandbox)
-            if made and failures:  # it would be an orphan; after a cancellation the next use takes it up
                 with anyio.move_on_after(_CREATE_WAIT_S, shield=True):
                     await provider.destroy(record.id)
+            await to_thread.run_sync(self._registry.remove, record.id)
             raise
-        return made[0]
+        return _Found(sandbox, seen.record, seen.stamp)
 
     async def _made(self, provider: Provider, record: SandboxRecord) -> Sandbox:
         spec = self._spec_of(record)

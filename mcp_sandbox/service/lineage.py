@@ -17,6 +17,8 @@ class Branch:
     """Number of branchings above it: a chain of single children stays at one depth."""
     is_here: bool
     """Whether the sandbox last took it or was restored to it."""
+    size_bytes: int | None = None
+    """Bytes that it alone added, if they were counted."""
 
 
 def lineage(snapshots: Sequence[Snapshot], here: SnapshotId | None) -> Sequence[Branch]:
@@ -30,7 +32,9 @@ def lineage(snapshots: Sequence[Snapshot], here: SnapshotId | None) -> Sequence[
     pending = [(root, 0) for root in reversed(children.get(None, []))]
     while pending:
         snapshot, depth = pending.pop()
-        branches.append(Branch(snapshot=snapshot, depth=depth, is_here=ids[snapshot] == here))
+        branches.append(
+            Branch(snapshot=snapshot, depth=depth, is_here=ids[snapshot] == here, size_bytes=snapshot.native.size_bytes)
+        )
         below = children.get(ids[snapshot], [])
         pending.extend((child, depth + (len(below) > 1)) for child in reversed(below))
     return branches

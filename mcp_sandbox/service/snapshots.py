@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 from anyio import to_thread
@@ -82,7 +82,20 @@ class SnapshotService:
         record = await self._sandboxes.find(handle)
         stored = await to_thread.run_sync(lambda: self._store.list(principal=self._principal, project=self._project))
         snapshots = [one.snapshot for one in stored if not handle or (record and one.snapshot.sandbox == record.id)]
-        return lineage(snapshots, here=record.parent if record else None)
+        branches = lineage(snapshots, here=record.parent if record else None)
+        return [await self._measured(branch) for branch in branches]
+
+    async def _measured(self, branch: Branch) -> Branch:
+        """Fill in a size that taking the snapshot did not wait for."""
+        native = branch.snapshot.native
+        if native.size_bytes is not None:
+            return branch
+        try:
+            provider = await self._sandboxes.provider(native.provider)
+            return replace(branch, size_bytes=await provider.measure(native))
+        except SandboxError as error:
+            _LOG.warning("the size of snapshot %s is not known: %s", branch.snapshot.id[:12], error)
+            return branch
 
     async def restore(self, snapshot: str, handle: str | None = None, paths: Sequence[str] = ()) -> Restored:
         """Put a snapshot's state in place of a sandbox's, or only what is below `paths`.

@@ -9,5 +9,17 @@ from mcp_sandbox.hostfs.atomic import (
     write_atomically,
     write_once,
 )
+from mcp_sandbox.hostfs.settling import Settle, Settler, settle_now
 
-__all__ = ["UNFINISHED", "alocked", "locked", "sweep_unfinished", "sync_directory", "write_atomically", "write_once"]
+__all__ = [
+    "UNFINISHED",
+    "Settle",
+    "Settler",
+    "alocked",
+    "locked",
+    "settle_now",
+    "sweep_unfinished",
+    "sync_directory",
+    "write_atomically",
+    "write_once",
+]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError
 from mcp_sandbox.core.sandbox import SandboxId
-from mcp_sandbox.store.atomic import UNFINISHED, locked, sweep_unfinished, sync_directory, write_atomically
+from mcp_sandbox.store.atomic import UNFINISHED, Settle, locked, settle_now, sweep_unfinished, write_atomically
 from mcp_sandbox.store.encoding import decode, encode
 from mcp_sandbox.store.identity import ID_PATTERN, ID_PREFIX
 from mcp_sandbox.store.record import Owner, SandboxRecord, timestamp
@@ -54,10 +54,12 @@ class Registry:
 
     Args:
         directory: An existing private directory.
+        settle: Makes what was written survive a loss of power; at once, or behind the answer.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settle: Settle = settle_now) -> None:
         self._directory = directory
+        self._settle = settle
         self._known: dict[SandboxId, tuple[Stamp, SandboxRecord]] = {}
         self._swept = False
 
@@ -83,22 +85,14 @@ class Registry:
             os.utime(self._directory / sandbox_id / _USED)
 
     def add(self, record: SandboxRecord) -> None:
-        """Enter a sandbox that is about to be created; `settle` makes that durable.
+        """Enter a sandbox that is about to be created.
 
         Raises:
             StateError: The id is taken, or the name is, in the same project.
         """
         with self._locked():
             self._add(record)
-
-    def settle(self, sandbox_id: SandboxId) -> None:
-        """Make what `add` entered survive a loss of power. Apart from it, so that the engine can create meanwhile."""
-        directory = self._directory / sandbox_id
-        with suppress(FileNotFoundError):  # destroyed meanwhile
-            with (directory / _RECORD).open("rb") as record:
-                os.fsync(record.fileno())
-            sync_directory(directory)
-        sync_directory(self._directory)
+        self._settle_entry(record.id)
 
     def is_creating(self, sandbox_id: SandboxId) -> bool:
         """Whether the engine was never seen to have this sandbox."""
@@ -184,7 +178,8 @@ class Registry:
                 return DefaultRecord(found, is_new=False)
             record = make()
             self._add(record)
-            return DefaultRecord(record, is_new=True)
+        self._settle_entry(record.id)
+        return DefaultRecord(record, is_new=True)
 
     def update(self, sandbox_id: SandboxId, **changes: object) -> SandboxRecord:
         """Change fields of a record and return it; fields that only newer versions know stay as they are.
@@ -196,8 +191,9 @@ class Registry:
             record = replace(self.get(sandbox_id), **changes)
             path = self._directory / sandbox_id / _RECORD
             sweep_unfinished(path.parent)
-            write_atomically(path, encode({**decode(path.read_bytes()), **record.to_json()}))
-            return record
+            write_atomically(path, encode({**decode(path.read_bytes()), **record.to_json()}), durable=False)
+        self._settle(path)
+        return record
 
     def remove(self, sandbox_id: SandboxId) -> None:
         """Forget a sandbox and everything in its directory. No-op if there is none."""
@@ -229,6 +225,11 @@ class Registry:
             (beside / name).touch(mode=0o600)
         (beside / _RECORD).write_bytes(encode(record.to_json()))
         beside.rename(final)
+
+    def _settle_entry(self, sandbox_id: SandboxId) -> None:
+        directory = self._directory / sandbox_id
+        self._settle(directory / _RECORD)
+        self._settle(directory)
 
     def _sweep(self) -> None:
         """Remove what killed processes left, once; the lock is held, so nobody is building anything."""

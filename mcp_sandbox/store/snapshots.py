@@ -11,7 +11,7 @@ from typing import Any
 from mcp_sandbox.core.capability import Facet
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, SnapshotCorruptError, StateError
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId
-from mcp_sandbox.store.atomic import sweep_unfinished, sync_directory, write_once
+from mcp_sandbox.store.atomic import Settle, settle_now, sweep_unfinished, write_once
 from mcp_sandbox.store.encoding import decode, encode
 from mcp_sandbox.store.record import Owner
 
@@ -40,21 +40,25 @@ class SnapshotStore:
 
     Args:
         directory: An existing private directory.
+        settle: Makes what was written survive a loss of power; at once, or behind the answer.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settle: Settle = settle_now) -> None:
         self._directory = directory
+        self._settle = settle
         self._known: dict[SnapshotId, StoredSnapshot] = {}
         self._swept = False
 
     def save(self, stored: StoredSnapshot) -> None:
-        """Write a record, durably and once; saving it again changes nothing."""
+        """Write a record, once; saving it again changes nothing."""
         if not self._swept:
             sweep_unfinished(self._directory)
             self._swept = True
         fields = asdict(stored.snapshot)
         fields["native"]["holds"] = sorted(stored.snapshot.native.holds)
-        write_once(self._path(stored.id), encode({"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner)}))
+        path = self._path(stored.id)
+        write_once(path, encode({"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner)}), durable=False)
+        self._settle(path)
 
     def load(self, snapshot_id: SnapshotId) -> StoredSnapshot:
         """Return one record.
@@ -103,26 +107,29 @@ class SnapshotStore:
             stored = self.load(SnapshotId(wanted))
             if stored.owner.principal == principal:
                 return stored
-        known = self.list(principal=principal, project=project)
-        matches = [stored for stored in known if wanted and stored.id.startswith(wanted)]
+        named = [name for name in self._names() if wanted and name.startswith(wanted)]
+        matches = [
+            stored
+            for stored in map(self._seen, named)
+            if stored and stored.owner.principal == principal and project in (None, stored.owner.project)
+        ]
         if len(matches) > 1:
             raise InvalidRequestError(
                 f"Snapshot {prefix!r} not chosen",
-                why=f"{len(matches)} ids begin with it: {', '.join(stored.id[:16] for stored in matches[:5])}",
+                why=f"{len(matches)} ids begin with it: {', '.join(sorted(stored.id[:16] for stored in matches)[:5])}",
                 fix="Give more of the id",
             )
         if matches:
             return self.load(matches[0].id)
-        for damaged in self._names():
-            if len(wanted) >= 8 and damaged.startswith(wanted):
-                self.load(damaged)
-        raise _no_such(prefix, known)
+        for damaged in named if len(wanted) >= 8 else ():
+            self.load(damaged)
+        raise _no_such(prefix, self.list(principal=principal, project=project))
 
     def delete(self, snapshot_id: SnapshotId) -> None:
         """Remove a record. No-op if there is none."""
         self._path(snapshot_id).unlink(missing_ok=True)
         self._known.pop(snapshot_id, None)
-        sync_directory(self._directory)
+        self._settle(self._directory)
 
     def _path(self, snapshot_id: SnapshotId) -> Path:
         return self._directory / f"{snapshot_id}.json"
@@ -133,15 +140,19 @@ class SnapshotStore:
                 yield SnapshotId(path.stem)
 
     def _scan(self) -> Iterator[StoredSnapshot]:
-        # Records never change, so what was read once is known; a deleted one is not among the names any more.
         for snapshot_id in self._names():
-            if snapshot_id not in self._known:
-                try:
-                    self._known[snapshot_id] = self.load(snapshot_id)
-                except (NotFoundError, SnapshotCorruptError, StateError) as error:
-                    _LOG.warning("record of snapshot %s: %s", snapshot_id, error)
-                    continue
-            yield self._known[snapshot_id]
+            if (stored := self._seen(snapshot_id)) is not None:
+                yield stored
+
+    def _seen(self, snapshot_id: SnapshotId) -> StoredSnapshot | None:
+        """Return a record without checking it again: what was read once never changes. `None` for a damaged one."""
+        if snapshot_id not in self._known:
+            try:
+                self._known[snapshot_id] = self.load(snapshot_id)
+            except (NotFoundError, SnapshotCorruptError, StateError) as error:
+                _LOG.warning("record of snapshot %s: %s", snapshot_id, error)
+                return None
+        return self._known[snapshot_id]
 
 
 def _parsed(snapshot_id: SnapshotId, text: bytes) -> StoredSnapshot:

@@ -244,11 +244,14 @@ class SnapshotContract(Contract):
         assert await _census(furnished) == before
 
     async def test_a_record_says_what_it_holds(self, snapshots: None, provider: Provider, sandbox: Sandbox) -> None:
+        await put(sandbox, "/workspace/big", bytes(range(256)) * 4096)
         content = await sandbox.snapshot(FILES)
         assert content.provider == provider.name
         assert Facet.FILES in content.holds
         assert content.holds <= provider.capabilities.snapshot_holds
-        assert content.size_bytes >= 0
+        for _ in range(2):
+            measured = await provider.measure(content)
+            assert measured is None or measured >= 1 << 20
         assert content.paused_s >= 0
 
     async def test_a_facet_that_is_not_declared_is_refused(

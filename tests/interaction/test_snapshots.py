@@ -90,3 +90,4 @@ def test_snapshots_are_listed_and_deleted(server: WireClient, start: object) -> 
     assert "the first" in listed
     assert "the second" in listed
     assert first[:8] in listed
+    assert listed.count("size=") == 2

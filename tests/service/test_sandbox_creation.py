@@ -18,7 +18,7 @@ from mcp_sandbox.core.errors import (
 )
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
-from mcp_sandbox.store.registry import Registry
+from mcp_sandbox.store.registry import Registry, Seen
 
 __all__: list[str] = []
 
@@ -163,7 +163,7 @@ async def test_a_sandbox_that_cannot_be_created_leaves_no_record(world: World, f
 
 async def test_a_sandbox_whose_record_cannot_be_kept_is_not_left_in_the_engine(world: World) -> None:
     class Full(Registry):
-        def settle(self, sandbox_id: SandboxId) -> None:
+        def mark_created(self, sandbox_id: SandboxId) -> Seen:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     world.registry_class = Full

@@ -23,8 +23,9 @@ async def snapshot_create(call: Call) -> Answer:
     """Take a snapshot."""
     taken = await call.services.snapshots.create(call.arguments.get("sandbox", ""), call.arguments.get("note", ""))
     snapshot, native = taken.snapshot, taken.snapshot.native
-    facts = {**_facts(snapshot), "id": snapshot.id, "paused_s": round(native.paused_s, 4), **_told(taken.sandbox)}
-    words = [snapshot.id, f"sandbox={snapshot.sandbox}", f"size={size(native.size_bytes)}"]
+    facts = _facts(snapshot, native.size_bytes)
+    facts |= {"id": snapshot.id, "paused_s": round(native.paused_s, 4), **_told(taken.sandbox)}
+    words = [snapshot.id, f"sandbox={snapshot.sandbox}", *_size(native.size_bytes)]
     if native.paused_s:
         words.append(f"paused={native.paused_s:.3f}s")
     if native.method:
@@ -48,7 +49,7 @@ async def snapshot_list(call: Call) -> Answer:
     return Answer(
         text="\n".join(lines),
         structured={
-            "snapshots": [{**_facts(branch.snapshot), "here": branch.is_here} for branch in shown],
+            "snapshots": [{**_facts(branch.snapshot, branch.size_bytes), "here": branch.is_here} for branch in shown],
             "total": len(branches),
         },
     )
@@ -84,7 +85,8 @@ async def snapshot_restore(call: Call) -> Answer:
 async def snapshot_delete(call: Call) -> Answer:
     """Delete a snapshot."""
     snapshot = await call.services.snapshots.delete(call.arguments["snapshot"])
-    return Answer(text=f"Deleted snapshot {snapshot.id[:_SHORT]} ({_note(snapshot)}).", structured=_facts(snapshot))
+    text = f"Deleted snapshot {snapshot.id[:_SHORT]} ({_note(snapshot)})."
+    return Answer(text=text, structured=_facts(snapshot, snapshot.native.size_bytes))
 
 
 def _told(live: LiveSandbox) -> dict[str, Any]:
@@ -92,15 +94,19 @@ def _told(live: LiveSandbox) -> dict[str, Any]:
     return {"notices": list(live.notices)} if live.notices else {}
 
 
-def _facts(snapshot: Snapshot) -> dict[str, Any]:
-    return {
+def _size(size_bytes: int | None) -> list[str]:
+    return [] if size_bytes is None else [f"size={size(size_bytes)}"]
+
+
+def _facts(snapshot: Snapshot, size_bytes: int | None) -> dict[str, Any]:
+    facts = {
         "id": snapshot.id[:_SHORT],
         "sandbox": snapshot.sandbox[:_SHORT],
         "parent": (snapshot.parent or "")[:_SHORT],
         "created_at": seconds_of(snapshot.created_at),
-        "size_bytes": snapshot.native.size_bytes,
         "note": snapshot.note,
     }
+    return facts if size_bytes is None else {**facts, "size_bytes": size_bytes}
 
 
 def _line(branch: Branch) -> str:
@@ -109,7 +115,7 @@ def _line(branch: Branch) -> str:
         "  " * branch.depth + snapshot.id[:_SHORT],
         seconds_of(snapshot.created_at),
         f"sandbox={snapshot.sandbox[:_SHORT]}",
-        f"size={size(snapshot.native.size_bytes)}",
+        *_size(branch.size_bytes),
         *[f"parent={(snapshot.parent or '')[:_SHORT]}"] * (snapshot.parent is not None),
         *["(here)"] * branch.is_here,
         _note(snapshot),
