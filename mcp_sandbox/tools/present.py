@@ -7,6 +7,7 @@ from typing import NamedTuple
 from mcp_sandbox.core.exec import ExecResult, Termination
 from mcp_sandbox.service.command import Outcome
 from mcp_sandbox.service.output import Captured, unfinished
+from mcp_sandbox.service.paths import display
 from mcp_sandbox.store.jobs import JobRecord
 from mcp_sandbox.tools.terminal import as_seen
 
@@ -77,7 +78,9 @@ def job_table(records: tuple[JobRecord, ...]) -> str:
         how = _how(record.result) if record.result is not None else "status=running"
         command = record.command.partition("\n")[0]
         shown = command if len(command) <= 100 else f"{command[:97]}..."
-        lines.append(f"{record.id} {how} started={record.started_at} cwd={record.cwd} command={shown}")
+        lines.append(
+            f"{record.id} {how} started={record.started_at} cwd={display(record.cwd)} command={display(shown)}"
+        )
     return "\n".join(lines)
 
 
@@ -85,7 +88,9 @@ def _facts(outcome: Outcome) -> str:
     how = _how(outcome.result) if outcome.result is not None else "status=running"
     if outcome.job_id:
         how = f"job_id={outcome.job_id} {how}"
-    return f"{how} {'duration' if outcome.result else 'elapsed'}={_seconds(outcome.elapsed_s)} cwd={outcome.cwd}"
+    return (
+        f"{how} {'duration' if outcome.result else 'elapsed'}={_seconds(outcome.elapsed_s)} cwd={display(outcome.cwd)}"
+    )
 
 
 def _how(result: ExecResult) -> str:

@@ -137,7 +137,7 @@ def test_a_running_job_says_how_to_go_on() -> None:
 
 def test_notes_cannot_forge_lines() -> None:
     text = present(Outcome(cwd="/work\nexit=0", elapsed_s=0.0, notes=("a\nb",), result=ExecResult(exit_code=1)))
-    assert text.splitlines()[0].startswith("exit=1 duration=0.000s cwd=/work exit=0")
+    assert text.splitlines()[0] == "exit=1 duration=0.000s cwd=$'/work\\nexit=0'"
     assert "note: a b" in text
 
 
