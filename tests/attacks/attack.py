@@ -31,9 +31,9 @@ class Attack:
 
 
 @asynccontextmanager
-async def attacking(sandbox: Sandbox, program: str) -> AsyncGenerator[Attack]:
+async def attacking(sandbox: Sandbox, program: str, *arguments: str) -> AsyncGenerator[Attack]:
     """Run a program that says "up" when it has begun, with its input open; it is killed at the end."""
-    async with await sandbox.exec(ExecRequest(argv=("python3", "-c", program), stdin=True)) as execution:
+    async with await sandbox.exec(ExecRequest(argv=("python3", "-c", program, *arguments), stdin=True)) as execution:
         attack = Attack(execution)
         assert await attack.line() == b"up"
         yield attack

@@ -19,7 +19,17 @@ from mcp_sandbox.core.files import DownloadRequest, ListRequest, RemoveRequest, 
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.snapshot import SnapshotRequest
 from mcp_sandbox.core.streams import BytesStream
-from mcp_sandbox.testing.driving import put, read_file, run, sh, size_of, stops_growing, until_exit, wait_for_file
+from mcp_sandbox.testing.driving import (
+    new_spec,
+    put,
+    read_file,
+    run,
+    sh,
+    size_of,
+    stops_growing,
+    until_exit,
+    wait_for_file,
+)
 from tests.attacks.attack import attacking
 
 PROMPT_S = 10.0
@@ -90,6 +100,18 @@ else:
     print("up", flush=True)
 while True:
     os.kill(-1, signal.SIGCONT)
+"""
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.setsid()  # the kernel shares the processor out between sessions first
+        break
+else:
+    print("up", flush=True)
+while True:
+    pass
 """
 ABOUT_INIT = """
 import os, resource
@@ -200,6 +222,22 @@ async def test_processes_that_resume_each_other_stand_still_or_the_snapshot_is_r
             except OSError as error:
                 assert os.strerror(error.errno or 0)
         assert await read_file(sandbox, "/workspace/kept") == b"kept"
+
+
+async def test_programs_that_wait_for_the_processor_stand_still_for_a_snapshot(
+    provider: Provider, sandbox: Sandbox
+) -> None:
+    """Each has to be given it once more before it stops: 10 ms are not enough where a neighbour wants all of it."""
+    spec = new_spec(provider.capabilities)
+    async with (
+        await provider.create(spec) as neighbour,
+        attacking(sandbox, SPIN, "0"),
+        attacking(neighbour, SPIN, "60"),
+    ):
+        for _ in range(5):
+            with anyio.fail_after(3 * PROMPT_S):
+                assert (await sandbox.snapshot(SnapshotRequest())).paused_s > 0
+    await provider.destroy(spec.id)
 
 
 async def test_nobody_inside_changes_how_the_agent_runs(sandbox: Sandbox) -> None:
