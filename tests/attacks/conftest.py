@@ -1,9 +1,11 @@
 """The embedded engine, and servers on it, for whoever attacks them."""
 
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +18,7 @@ from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_spec
 from tests.attacks.world import Host, plant_host
-from tests.interaction.wire_client import WireClient
+from tests.interaction.wire_client import WireClient, processes_below, wait_until_gone
 
 if sys.platform != "linux":
     collect_ignore_glob = ["*"]
@@ -85,6 +87,19 @@ def start(home: Path, host: Host, project: Path) -> Iterator[Callable[..., WireC
 
 
 @pytest.fixture
-def server(start: Callable[..., WireClient]) -> WireClient:
-    """One server."""
-    return start()
+def server(start: Callable[..., WireClient]) -> Iterator[WireClient]:
+    """One server. Whatever was done to it, afterwards it serves, and its end leaves nothing behind."""
+    mounts = Path("/proc/self/mountinfo").read_bytes()
+    client = start()
+    yield client
+    assert client.process.poll() is None, b"".join(client.errors).decode()
+    assert not client.call("sandbox_create", name="afterwards").is_error
+    began = time.monotonic()
+    assert client.exec("echo alive", sandbox="afterwards").body.strip() == "alive"
+    assert time.monotonic() - began < 10
+    below = processes_below(client.process.pid)
+    for sandbox in set(re.findall(r"sb_[a-z2-7]{26}", client.call("sandbox_list").text)):
+        assert not client.call("sandbox_destroy", sandbox=sandbox).is_error
+    client.close()
+    assert wait_until_gone(below, 5) == {}
+    assert Path("/proc/self/mountinfo").read_bytes() == mounts
