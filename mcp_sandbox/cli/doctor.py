@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import os
 import platform
 import sys
 import time
@@ -18,11 +19,12 @@ from mcp_sandbox.cli.options import add_json, parser
 from mcp_sandbox.cli.running import until_signal
 from mcp_sandbox.cli.tables import print_json
 from mcp_sandbox.core.errors import ProviderError, SandboxError
+from mcp_sandbox.core.examination import Fence, Shortcoming
 from mcp_sandbox.core.exec import ExecRequest, Exited
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.providers import registry
-from mcp_sandbox.store.directories import StateDirectories, open_state
+from mcp_sandbox.store.directories import StateDirectories, open_state, state_root
 from mcp_sandbox.store.identity import new_sandbox_id
 
 __all__ = ["main"]
@@ -47,11 +49,21 @@ class _Finding:
     fix: str = ""
     milliseconds: dict[str, float] = field(default_factory=dict[str, float])
     """Of every step that worked."""
+    fences: list[Fence] = field(default_factory=list[Fence])
+    """What its self-test found."""
+    shortcomings: list[Shortcoming] = field(default_factory=list[Shortcoming])
+    """What this machine lacks although the provider works."""
 
 
 def main(arguments: list[str]) -> int:
     """Try providers; 1 if the default one, or one that was asked for, does not work."""
-    reader = parser("doctor", "Open every provider, and create, use and destroy a sandbox in it.", _EXAMPLE)
+    reader = parser(
+        "doctor",
+        "Open every provider, try what keeps its sandboxes apart from this machine, and create, use and destroy one. "
+        "Says what does not work, why, and what to do. The exit status is 1 if the default provider, or one that was "
+        "asked for, does not work.",
+        _EXAMPLE,
+    )
     reader.add_argument("providers", nargs="*", metavar="PROVIDER", help="only these (default: every known one)")
     add_json(reader)
     options = reader.parse_args(arguments)
@@ -59,16 +71,15 @@ def main(arguments: list[str]) -> int:
 
 
 async def _examine(options: argparse.Namespace) -> int:
-    state = open_state()
     names: list[str] = options.providers or [name for name in registry.known() if name not in _FOR_TESTS]
     if not options.json:
         print(
             f"mcp-sandbox {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
         )
-        print(f"state: {state.root}")
+        print(f"state: {state_root(os.environ)}")
     findings: list[_Finding] = []
     for name in names:
-        findings.append(await _tried(name, state))
+        findings.append(await _tried(name))
         if not options.json:
             _print(findings[-1])
     if options.json:
@@ -83,12 +94,18 @@ def _print(finding: _Finding) -> None:
         print(f"{name}: ok, isolation {finding.isolation}; {steps}")
     else:
         print(f"{name}: does not work here; {finding.failed_at} failed\n  why: {finding.why}\n  fix: {finding.fix}")
+    for fence in finding.fences:
+        print(f"  {'holds' if fence.holds else 'BROKEN':<7} {fence.name}{f': {fence.detail}' * bool(fence.detail)}")
+    for lack in finding.shortcomings:
+        print(f"  note: {lack.what}\n    why: {lack.why}\n    fix: {lack.fix}")
     sys.stdout.flush()
 
 
-async def _tried(name: str, state: StateDirectories) -> _Finding:
+async def _tried(name: str) -> _Finding:
     finding = _Finding(provider=name, is_default=name == DEFAULT_PROVIDER)
     try:
+        async with _step(finding, "state"):
+            state = open_state()
         await _use(finding, state)
         finding.ok = True
     except SandboxError as error:
@@ -106,6 +123,8 @@ async def _use(finding: _Finding, state: StateDirectories) -> None:
         await provider.__aenter__()
     try:
         finding.isolation = provider.capabilities.isolation.name.lower()
+        async with _step(finding, "self-test"):
+            await _examined(finding, provider)
         spec = replace(template(""), id=new_sandbox_id(), labels={"mcp-sandbox.owner": "doctor"})
         try:
             async with _step(finding, "create"):
@@ -117,6 +136,17 @@ async def _use(finding: _Finding, state: StateDirectories) -> None:
     finally:
         with anyio.move_on_after(_STEP_S, shield=True):
             await provider.__aexit__(None, None, None)
+
+
+async def _examined(finding: _Finding, provider: Provider) -> None:
+    examination = await provider.examine()
+    finding.fences, finding.shortcomings = [*examination.fences], [*examination.shortcomings]
+    if examination.broken:
+        raise ProviderError(
+            "This machine does not keep its sandboxes apart",
+            why=", ".join(f"{fence.name} ({fence.detail})" for fence in examination.broken),
+            fix="Use another machine for now, and report this; until then no sandbox is handed out",
+        )
 
 
 async def _destroy(finding: _Finding, provider: Provider, sandbox_id: SandboxId) -> None:

@@ -45,7 +45,7 @@ class Bases:
             await self._launcher.mount_idmapped("/usr", IDMAPPED_USR)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
-                raise explain(error) from error
+                raise explain(error, self._store.root) from error
             return  # a file system without idmapped mounts: mirror its directories instead
         self.usr = IDMAPPED_USR
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import platform
 import resource
 import socket
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +15,7 @@ from typing import Final, Self
 
 import anyio
 
-from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError, SandboxGoneError
+from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.bases import Bases
 from mcp_sandbox.engines.diagnosis import explain
@@ -41,12 +43,12 @@ class EmbeddedEngine:
 
     async def __aenter__(self) -> Self:
         """Start the zygote."""
+        self.machine = _machine(self.store.root)
         _raise_file_limit()
         try:
             self.launcher = await self._stack.enter_async_context(Launcher(self.store.root, self.identity))
         except OSError as error:
-            raise explain(error) from error
-        self.machine = _machine()
+            raise explain(error, self.store.root) from error
         self.filter = build_filter(self.machine, one_id=not self.identity.is_range)
         self._filter = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._filter)
@@ -107,7 +109,7 @@ class EmbeddedEngine:
                 pid, pidfd = await self.launcher.start(plan, [theirs.fileno(), listener.fileno(), self._filter])
             except OSError as error:
                 ours.close()
-                raise explain(error) from error
+                raise explain(error, self.store.root) from error
             except BaseException:
                 ours.close()
                 raise
@@ -125,7 +127,7 @@ class EmbeddedEngine:
             await carrier.welcome()
         except OSError as error:
             await carrier.aclose()
-            raise explain(error) from error
+            raise explain(error, self.store.root) from error
         except BaseException:
             await carrier.aclose()
             raise
@@ -188,13 +190,10 @@ class EmbeddedEngine:
                 await self.launcher.run("remove", path)
 
 
-def _machine() -> str:
+def _machine(state: Path) -> str:
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    if machine not in ("x86_64", "aarch64"):
-        raise ProviderUnavailableError(
-            "The embedded engine does not work here", why=f"it knows no system calls of {machine!r}",
-            fix="Use provider `docker` on this machine",
-        )  # fmt: skip
+    if machine not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
+        raise explain(OSError(errno.ENOEXEC, "architecture"), state)
     return machine
 
 

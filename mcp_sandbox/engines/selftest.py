@@ -30,10 +30,12 @@ from mcp_sandbox.core.exec import ExecRequest, OutputChunk, StreamName
 from mcp_sandbox.core.files import WriteRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxSpec
+from mcp_sandbox.engines.diagnosis import explained, shortcomings
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.fences import Bait, Evidence, judge
 from mcp_sandbox.engines.init_process import init_pid
 from mcp_sandbox.engines.launcher import sealed_program
+from mcp_sandbox.engines.machine import look_at_machine
 from mcp_sandbox.engines.plan import CAPABILITIES, ENVIRONMENT, sandbox_plan
 from mcp_sandbox.engines.probing import NAMESPACE_KINDS, Answer, Question, answers, arguments, questions
 from mcp_sandbox.guest.binary import guest_binary
@@ -108,22 +110,25 @@ class SelfTest:
             ProviderUnavailableError: That could not be carried out; says why.
         """
         began = time.perf_counter()
-        (self._engine.store.root / "selftest.json").unlink(missing_ok=True)
         try:
-            with anyio.fail_after(WHOLE_S):
+            with anyio.fail_after(WHOLE_S), explained(self._engine.store.root):
+                (self._engine.store.root / "selftest.json").unlink(missing_ok=True)
                 found = await self._evidence()
-        except (ProviderUnavailableError, TimeoutError, OSError, ProviderError) as error:
-            if isinstance(error, ProviderUnavailableError):
-                raise
+        except ProviderUnavailableError:
+            raise
+        except (TimeoutError, ProviderError) as error:
             why = f"its self-test was not carried out ({error or f'it took more than {WHOLE_S:g} s'})"
             raise ProviderUnavailableError(
                 "No sandbox", why=why, fix="Nothing was run. Run `mcp-sandbox doctor`; report it if it repeats"
             ) from error
         examination = Examination(
-            fences=judge(found), milliseconds={"self-test": round((time.perf_counter() - began) * 1000, 1)}
+            fences=judge(found),
+            shortcomings=shortcomings(await to_thread.run_sync(look_at_machine, self._engine.store.root)),
+            milliseconds={"self-test": round((time.perf_counter() - began) * 1000, 1)},
         )
         if not examination.broken:
-            await to_thread.run_sync(self._remember, examination)
+            with explained(self._engine.store.root):
+                await to_thread.run_sync(self._remember, examination)
         return examination
 
     # ------------------------------------------------------------------------------------------ memory

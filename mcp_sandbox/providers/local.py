@@ -39,6 +39,7 @@ from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, Sandbo
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
+from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
 from mcp_sandbox.engines.layering import capture, destroy, freeze, restore_layers
@@ -96,13 +97,14 @@ class LocalSandbox(Sandbox):
                 raise gone()
             if self._carrier is not None and not self._carrier.closed:
                 return self._carrier
-            self._carrier = await self._engine.connect(self.id)
-            if self._carrier is None:
-                try:
-                    async with alocked(self._engine.store.lock(self.id)):
-                        self._carrier = await self._engine.connect(self.id) or await self._start()
-                except FileNotFoundError:
-                    raise destroyed(self.id) from None
+            with explained(self._engine.store.root):
+                self._carrier = await self._engine.connect(self.id)
+                if self._carrier is None:
+                    try:
+                        async with alocked(self._engine.store.lock(self.id)):
+                            self._carrier = await self._engine.connect(self.id) or await self._start()
+                    except FileNotFoundError:
+                        raise destroyed(self.id) from None
             return self._carrier
 
     async def _start(self) -> GuestCarrier:
@@ -204,6 +206,8 @@ class LocalSandbox(Sandbox):
         if self._closed:
             raise gone()
         async with AsyncExitStack() as stack:
+            if not shared:  # what a file verb meets inside stays as it is
+                stack.enter_context(explained(self._engine.store.root))
             try:
                 await stack.enter_async_context(alocked(self._engine.store.lock(self.id), shared=shared))
             except FileNotFoundError:
@@ -257,7 +261,8 @@ class LocalProvider(Provider):
         return self._capabilities
 
     async def __aenter__(self) -> Self:
-        self._engine = await self._stack.enter_async_context(EmbeddedEngine(self._root))
+        with explained(self._root):
+            self._engine = await self._stack.enter_async_context(EmbeddedEngine(self._root))
         self._selftest = SelfTest(self._engine, self._create, self.destroy)
         native = VerbSupport(Support.NATIVE)
         self._capabilities = Capabilities(
@@ -294,8 +299,9 @@ class LocalProvider(Provider):
         return await self._create(spec)
 
     async def _create(self, spec: SandboxSpec) -> LocalSandbox:
-        start = StoredSnapshot(base=await self._engine.bases.current(), layers=(), project=spec.workspace.source)
-        return await self._new(spec, start)
+        with explained(self._root):
+            start = StoredSnapshot(base=await self._engine.bases.current(), layers=(), project=spec.workspace.source)
+            return await self._new(spec, start)
 
     async def examine(self) -> Examination:
         return await self._selftest.examine()
@@ -330,8 +336,9 @@ class LocalProvider(Provider):
     async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
         require_enforceable(NAME, self._capabilities, spec)
         await self._selftest.require()
-        async with alocked(self._engine.store.structure_lock(), shared=True):
-            return await self._new(spec, self._engine.store.load_snapshot(content.ref))
+        with explained(self._root):
+            async with alocked(self._engine.store.structure_lock(), shared=True):
+                return await self._new(spec, self._engine.store.load_snapshot(content.ref))
 
     async def measure(self, content: NativeContent) -> int | None:
         if content.size_bytes is not None:

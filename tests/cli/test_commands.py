@@ -81,7 +81,7 @@ def test_doctor_tries_the_default_provider_for_real(machine: CommandLine) -> Non
     assert "local (default): ok" in text
     (finding,) = _json(machine, "doctor", "local")
     assert finding["ok"]
-    assert list(finding["milliseconds"]) == ["load", "open", "create", "exec", "destroy"]
+    assert list(finding["milliseconds"]) == ["state", "load", "open", "self-test", "create", "exec", "destroy"]
     assert machine.sandboxes() == []
 
 
