@@ -13,6 +13,8 @@ __all__ = ["Identity", "choose_identity"]
 RANGE_START: Final = 1_879_048_192
 """The first id behind systemd's container ranges (524288 to 1879048191), and far above any in /etc/subuid."""
 RANGE_COUNT: Final = 65_536
+INITIAL_NAMESPACE: Final = 0xEFFFFFFD
+"""PROC_USER_INIT_INO of the kernel."""
 OWNERS: Final = range(RANGE_START + RANGE_COUNT, 2**32 - 2)
 
 
@@ -25,6 +27,8 @@ class Identity:
     count: int
     """How many ids there are; 1 for an ordinary user."""
     gid: int
+    is_nested: bool = False
+    """Whether this process is root of a user namespace only, as in some containers."""
     owners: range = range(0)
     """Ids that own nothing; each sandbox's namespaces are made by one of them."""
 
@@ -46,6 +50,10 @@ def _mapped() -> list[tuple[int, int]]:
     return [(int(first), int(count)) for first, _, count in (line.split() for line in lines)]
 
 
+def _is_nested() -> bool:
+    return Path("/proc/self/ns/user").stat().st_ino != INITIAL_NAMESPACE
+
+
 def choose_identity() -> Identity:
     """Return one id for an ordinary user, a range of unprivileged ones for root.
 
@@ -57,7 +65,7 @@ def choose_identity() -> Identity:
         return Identity(start=uid, count=1, gid=gid)
     extents = _mapped()
     if any(first <= RANGE_START and first + count >= OWNERS.stop for first, count in extents):
-        return Identity(start=RANGE_START, count=RANGE_COUNT, gid=RANGE_START, owners=OWNERS)
+        return Identity(start=RANGE_START, count=RANGE_COUNT, gid=RANGE_START, owners=OWNERS, is_nested=_is_nested())
     first, count = max(extents, key=lambda extent: extent[1])
     if count < 4:
         raise ProviderUnavailableError(
@@ -67,5 +75,6 @@ def choose_identity() -> Identity:
         )
     half = count // 2
     return Identity(
-        start=first + half, count=count - half, gid=first + half, owners=range(first + half // 2, first + half)
-    )
+        start=first + half, count=count - half, gid=first + half, owners=range(first + half // 2, first + half),
+        is_nested=_is_nested(),
+    )  # fmt: skip
