@@ -37,6 +37,7 @@ COMMANDS = {
     "serve": Command("mcp_sandbox.cli.serve", "serve the tools over standard input and output"),
     "exec": Command("mcp_sandbox.cli.exec", "run a command in a sandbox"),
     "ls": Command("mcp_sandbox.cli.ls", "list sandboxes"),
+    "diff": Command("mcp_sandbox.cli.diff", "show what changed since the start or a snapshot"),
     "fork": Command("mcp_sandbox.cli.fork", "make new sandboxes from a live one"),
     "rm": Command("mcp_sandbox.cli.rm", "destroy sandboxes"),
     "snapshot": Command("mcp_sandbox.cli.snapshot", "create, list, restore and delete snapshots"),

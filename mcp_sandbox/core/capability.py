@@ -41,6 +41,7 @@ class Verb(StrEnum):
     RESTORE = "restore"
     CREATE_FROM_SNAPSHOT = "create_from_snapshot"
     FORK = "fork"
+    DIFF = "diff"
     EXPORT = "export"
     PAUSE = "pause"
     RESUME = "resume"

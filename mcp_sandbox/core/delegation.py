@@ -8,6 +8,7 @@ from typing import Self
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities
+from mcp_sandbox.core.differences import Differences, DiffRequest
 from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.exec import ExecEvent, ExecRequest, ExecResult, Execution
 from mcp_sandbox.core.files import (
@@ -212,3 +213,7 @@ class DelegatingProvider(Provider):
     async def examine(self) -> Examination:
         """Try the boundary for real."""
         return await self._inner.examine()
+
+    async def diff(self, request: DiffRequest) -> Differences:
+        """Say what changed between two states."""
+        return await self._inner.diff(request)

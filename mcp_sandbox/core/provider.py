@@ -13,6 +13,7 @@ from typing import Self
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities, Verb
+from mcp_sandbox.core.differences import Differences, DiffRequest
 from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.exec import ExecRequest, Execution
@@ -232,3 +233,11 @@ class Provider(abc.ABC):
     async def examine(self) -> Examination:
         """Try the boundary for real, now, and say which fences hold; a provider without a self-test tries none."""
         return Examination()
+
+    async def diff(self, request: DiffRequest) -> Differences:
+        """Say what changed between two states, at a cost that grows with what changed. Optional: `Verb.DIFF`.
+
+        Raises:
+            NotFoundError: One of them is not there any more.
+        """
+        raise unsupported(self.name, Verb.DIFF)

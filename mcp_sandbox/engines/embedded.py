@@ -41,6 +41,12 @@ class EmbeddedEngine:
         self._stack = AsyncExitStack()
         self._removals: set[asyncio.Task[None]] = set()
 
+    @property
+    def marks(self) -> str:
+        """What the names of overlayfs's extended attributes begin with; those of a sandbox itself never do."""
+        whole = self.identity.is_range and not self.identity.is_nested
+        return "trusted.overlay." if whole else "user.overlay."
+
     async def __aenter__(self) -> Self:
         """Start the zygote."""
         self.machine = _machine(self.store.root)

@@ -88,8 +88,8 @@ class Launcher:
         with anyio.CancelScope(shield=True):
             await asyncio.to_thread(os.waitpid, self._pid, 0)
 
-    async def run(self, *arguments: str) -> None:
-        """Run one of the guest agent's host-side roles (`copy`, `remove`, `skeleton`) to its end.
+    async def run(self, *arguments: str) -> bytes:
+        """Run one of the guest agent's host-side roles (`copy`, `compare`, ...) to its end; return what it said.
 
         Raises:
             ProviderError: It failed; says with which words.
@@ -108,6 +108,7 @@ class Launcher:
         if done.returncode:
             why = done.stderr.decode("utf-8", "replace").strip()
             raise ProviderError(f"Cannot {arguments[0]} a tree", why=why, fix="Check the disk, then try again")
+        return done.stdout
 
     async def start(self, plan: bytes, descriptors: Sequence[int]) -> tuple[int, int]:
         """Carry out a plan; return the new init's pid and a pidfd. How it fares is told on the first descriptor.

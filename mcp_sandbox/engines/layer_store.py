@@ -51,7 +51,17 @@ class EngineState:
     limits: Limits
     env: dict[str, str]
     labels: dict[str, str]
+    start: tuple[str, ...] = ()
+    """The layers of what it is compared with: none, or those of the snapshot that it or its source was made from."""
     schema: int = SCHEMA
+
+    def as_started(self) -> "StoredSnapshot":
+        """Return the state that it started as."""
+        return StoredSnapshot(base=self.base, layers=self.start, project=self.project)
+
+    def as_it_is(self) -> "StoredSnapshot":
+        """Return the state that it has now; its top goes on changing."""
+        return StoredSnapshot(base=self.base, layers=(*self.layers, self.top), project=self.project)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +126,7 @@ class LayerStore:
             raise NotFoundError(
                 f"No sandbox {sandbox}", why="the embedded engine has no files of it", fix="List the sandboxes"
             ) from None
-        fields["layers"] = tuple(fields["layers"])
+        fields["layers"], fields["start"] = tuple(fields["layers"]), tuple(fields.get("start", ()))
         fields["limits"] = Limits(**fields["limits"])
         return EngineState(**fields)
 
@@ -269,7 +279,7 @@ class LayerStore:
             for sandbox in self.sandboxes():
                 with contextlib.suppress(NotFoundError):
                     state = self.load(sandbox)
-                    layers |= {*state.layers, state.top}
+                    layers |= {*state.layers, state.top, *state.start}
                     bases.add(state.base)
             for path in (self.root / "snapshots").glob("*.json"):
                 with contextlib.suppress(NotFoundError):

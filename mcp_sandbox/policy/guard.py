@@ -6,6 +6,7 @@ from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.capability import Capabilities, Verb
 from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
+from mcp_sandbox.core.differences import Differences, DiffRequest
 from mcp_sandbox.core.errors import InvalidRequestError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
@@ -37,10 +38,10 @@ def _require(name: str, capabilities: Capabilities, verb: Verb) -> None:
         raise unsupported(name, verb)
 
 
-def _require_own(name: str, content: NativeContent) -> None:
+def _require_own(name: str, content: NativeContent, use: str = "restored") -> None:
     if content.provider != name:
         raise InvalidRequestError(
-            "Snapshot not restored",
+            f"Snapshot not {use}",
             why=f"its content belongs to provider {content.provider!r}, this is {name!r}",
             fix=f"Restore it in a sandbox of provider {content.provider!r}",
         )
@@ -172,6 +173,18 @@ class GuardedProvider(DelegatingProvider):
         _require(self.name, self.capabilities, Verb.SNAPSHOT)
         _require_own(self.name, content)
         await self._inner.discard(content)
+
+    async def diff(self, request: DiffRequest) -> Differences:
+        """Say what changed between two states that are this provider's."""
+        _require(self.name, self.capabilities, Verb.DIFF)
+        for state in (request.before, request.after):
+            if isinstance(state, NativeContent):
+                _require_own(self.name, state, "compared")
+        for path in request.paths:
+            admit_path(path)
+        admit_range("limit", request.limit, 1)
+        admit_range("text_bytes", request.text_bytes, 0)
+        return await self._inner.diff(request)
 
     def _admit(self, spec: SandboxSpec) -> SandboxSpec:
         return admit_spec(self._policy, self.name, self.capabilities, spec)

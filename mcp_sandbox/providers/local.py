@@ -16,6 +16,7 @@ from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
+from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, State
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxGoneError, UnsupportedError
 from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.exec import ExecRequest, Execution
@@ -39,6 +40,7 @@ from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, Sandbo
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
+from mcp_sandbox.engines.comparing import compare_layers
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
@@ -185,13 +187,18 @@ class LocalSandbox(Sandbox):
             require_enforceable(NAME, self._capabilities, spec)
         async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
             captured = await capture(self._engine, self.id)
-            return Forked(sandboxes=await self._opened_copies(specs, captured.layers), paused_s=captured.paused_s)
+            origin = self._engine.store.load(self.id).start
+            made = await self._copies(specs, captured.layers, origin)
+            return Forked(sandboxes=made, paused_s=captured.paused_s)
 
-    async def _opened_copies(self, specs: Sequence[SandboxSpec], start: StoredSnapshot) -> "Sequence[LocalSandbox]":
+    async def _copies(
+        self, specs: Sequence[SandboxSpec], start: StoredSnapshot, origin: tuple[str, ...]
+    ) -> "Sequence[LocalSandbox]":
         made: list[LocalSandbox] = []
         try:
             for spec in specs:
-                made.append(await _open_new(self._engine, self._capabilities, spec, start, self._opened))  # noqa: PERF401
+                sandbox = await _open_new(self._engine, self._capabilities, spec, start, self._opened, origin)
+                made.append(sandbox)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 for sandbox in made:
@@ -226,12 +233,13 @@ async def _open_new(
     spec: SandboxSpec,
     start: StoredSnapshot,
     opened: weakref.WeakSet[LocalSandbox],
+    origin: tuple[str, ...] | None = None,
 ) -> LocalSandbox:
     """Make a sandbox on a snapshot's layers and start it; nothing is left of one that does not start."""
     state = EngineState(
         id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
         layers=start.layers, top=engine.store.new_layer(start.layers), project=start.project, limits=spec.limits,
-        env=dict(spec.env), labels=dict(spec.labels),
+        env=dict(spec.env), labels=dict(spec.labels), start=start.layers if origin is None else origin,
     )  # fmt: skip
     engine.store.add(state)
     sandbox = LocalSandbox(engine, capabilities, state, opened)
@@ -272,6 +280,7 @@ class LocalProvider(Provider):
                 Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
                 Verb.CREATE_FROM_SNAPSHOT: native,
                 Verb.FORK: native,
+                Verb.DIFF: native,
             },
             snapshot_holds=frozenset({Facet.FILES}),
             network=frozenset({NetworkMode.NONE}),
@@ -350,3 +359,16 @@ class LocalProvider(Provider):
     async def discard(self, content: NativeContent) -> None:
         self._engine.store.remove_snapshot(content.ref)
         self._engine.sweep()
+
+    async def diff(self, request: DiffRequest) -> Differences:
+        async with alocked(self._engine.store.structure_lock(), shared=True):
+            return await compare_layers(
+                self._engine, self._state(request.before), self._state(request.after), paths=request.paths,
+                limit=request.limit, text_bytes=request.text_bytes,
+            )  # fmt: skip
+
+    def _state(self, state: State) -> StoredSnapshot:
+        if isinstance(state, NativeContent):
+            return self._engine.store.load_snapshot(state.ref)
+        found = self._engine.store.load(state.sandbox)
+        return found.as_it_is() if isinstance(state, LiveState) else found.as_started()

@@ -28,7 +28,7 @@ from mcp_sandbox.service.summaries import SandboxSummary, summaries
 from mcp_sandbox.store.identity import ID_PREFIX, new_sandbox_id
 from mcp_sandbox.store.record import Owner, SandboxRecord, now
 from mcp_sandbox.store.registry import Registry
-from mcp_sandbox.store.snapshots import SnapshotStore
+from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
 
 __all__ = ["LiveSandbox", "SandboxService", "SandboxSummary"]
 
@@ -251,6 +251,11 @@ class SandboxService:
         """Return an opened provider."""
         return await self._providers.get(name)
 
+    def find_snapshot(self, prefix: str) -> StoredSnapshot:
+        """Return the snapshot whose id begins with `prefix`. Blocks; raises as `SnapshotStore.find`."""
+        project = None if self.everywhere else self.owner.project
+        return self.snapshots.find(prefix, principal=self.owner.principal, project=project)
+
     def spec_of(self, record: SandboxRecord) -> SandboxSpec:
         """Return what a sandbox is created from."""
         return self._spec(record)
@@ -336,10 +341,7 @@ class SandboxService:
         return self._registry.find(handle, principal=principal)
 
     async def _origin(self, prefix: str) -> "_Origin":
-        project = None if self.everywhere else self.owner.project
-        stored = await to_thread.run_sync(
-            lambda: self.snapshots.find(prefix, principal=self.owner.principal, project=project)
-        )
+        stored = await to_thread.run_sync(self.find_snapshot, prefix)
         return _Origin(stored.id, stored.snapshot.native.provider)
 
     def _record(self) -> SandboxRecord:

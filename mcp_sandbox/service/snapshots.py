@@ -156,9 +156,7 @@ class SnapshotService:
         return stored.snapshot
 
     async def _find(self, prefix: str) -> StoredSnapshot:
-        return await to_thread.run_sync(
-            lambda: self._store.find(prefix, principal=self._principal, project=self._project)
-        )
+        return await to_thread.run_sync(self._sandboxes.find_snapshot, prefix)
 
     async def _take(self, live: LiveSandbox, note: str) -> Snapshot:
         """Take a snapshot; the sandbox is held exclusively."""

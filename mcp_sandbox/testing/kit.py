@@ -2,6 +2,7 @@
 
 from mcp_sandbox.testing.archives import ArchiveContract
 from mcp_sandbox.testing.confinement import ConfinementContract
+from mcp_sandbox.testing.differences import DifferenceContract
 from mcp_sandbox.testing.directories import DirectoryContract
 from mcp_sandbox.testing.execution import ExecutionContract
 from mcp_sandbox.testing.files import FileContract
@@ -23,6 +24,7 @@ class ProviderContract(
     DirectoryContract,
     ArchiveContract,
     SnapshotContract,
+    DifferenceContract,
     WorkspaceContract,
     ConfinementContract,
     KernelContract,

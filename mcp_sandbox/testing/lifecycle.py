@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from mcp_sandbox.core.capability import Capabilities, Facet, NetworkMode, Support, Verb
+from mcp_sandbox.core.differences import DiffRequest
 from mcp_sandbox.core.errors import NotFoundError, SandboxError, SandboxGoneError, StateError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.files import ReadRequest
@@ -189,6 +190,7 @@ class LifecycleContract(Contract):
             Verb.RESTORE: lambda: sandbox.restore(content),
             Verb.FORK: lambda: sandbox.fork([spec]),
             Verb.CREATE_FROM_SNAPSHOT: lambda: provider.restore(content, spec),
+            Verb.DIFF: lambda: provider.diff(DiffRequest(before=content, after=content)),
         }
         undeclared = [verb for verb in calls if not provider.capabilities.supports(verb)]
         if not undeclared:

@@ -1,6 +1,8 @@
 """`ls`, `rm`, `snapshot` and `doctor`."""
 
 import json
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -53,6 +55,28 @@ def test_b091_fork_prints_one_id_per_line(machine: CommandLine) -> None:
     )
     assert machine.say("exec", "--sandbox", "try-2", "--", "cat", "a") == "common\n"
     machine.say("rm", *made)
+
+
+def test_b070_diff_shows_what_changed_in_a_form_that_git_takes(machine: CommandLine) -> None:
+    (machine.project / "a").write_text("one\ntwo\n")
+    machine.say("exec", "--", "sh", "-c", "echo three >> a; mkdir d; echo new > d/b; rm -rf /root/x")
+    machine.say("snapshot", "create")
+    machine.say("exec", "--", "sh", "-c", "chmod 755 a; ln -s a link")
+    diff = machine.say("diff", "--", "/workspace")
+    assert "--- a/a\n+++ b/a\n@@ -1,2 +1,3 @@\n one\n two\n+three\n" in diff
+    if shutil.which("git"):
+        copy = machine.project.parent / "copy"
+        shutil.copytree(machine.project, copy)
+        subprocess.run(["git", "apply", "-"], cwd=copy, input=diff.encode(), check=True)
+        assert (copy / "link").read_text() == "one\ntwo\nthree\n"
+    first = json.loads(machine.say("snapshot", "list", "--json"))
+    newest = next(one["id"] for one in first if one["here"])
+    assert machine.say("diff", newest[:8], "--stat", "/workspace").splitlines() == [
+        "M /workspace/a  14 B, mode 0644 -> 0755", "A /workspace/link  symlink", "1 added, 1 modified",
+    ]  # fmt: skip
+    (change,) = _json(machine, "diff", newest[:8], "live", "link")["changes"]
+    assert (change["path"], change["action"], change["before"]) == ("/workspace/link", "added", None)
+    assert machine.say("diff", "live", "live", "--stat") == "nothing changed\n"
 
 
 def test_b090_snapshots_from_the_shell(machine: CommandLine) -> None:

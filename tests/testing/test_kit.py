@@ -204,6 +204,7 @@ class Honest(Modest):
     """Declares no optional verb, and refuses all of them."""
 
     restore = Provider.restore
+    diff = Provider.diff
 
     def wrap(self, sandbox: Sandbox) -> Sandbox:
         return Refusing(sandbox)

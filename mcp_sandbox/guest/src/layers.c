@@ -135,7 +135,7 @@ static void copy_directory(int from, int to, size_t length, int depth) {
   closedir(d);
 }
 
-static void raise_file_limit(void) {
+void open_many_files(void) {
   struct rlimit files;
   if (getrlimit(RLIMIT_NOFILE, &files) < 0) return;
   files.rlim_cur = files.rlim_max;
@@ -147,7 +147,7 @@ int layer_copy(const char *source, const char *target) {
   umask(0);
   int from = open(source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (from < 0 || fstat(from, &s) < 0 || (mkdir(target, 0700) < 0 && errno != EEXIST)) return errno;
-  raise_file_limit();
+  open_many_files();
   int to = top = open(target, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (to < 0) return errno;
   copy_marks(from, to);

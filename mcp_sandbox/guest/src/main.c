@@ -1,5 +1,6 @@
 /* One static program, several roles; the first argument says which. */
 #include "guest.h"
+#include "stacks.h"
 
 #include <sched.h>
 #include <sys/prctl.h>
@@ -50,8 +51,19 @@ int main(int argc, char **argv) {
     own_namespace();
     return finish(layer_remove(argv[2]), "remove");
   }
+  if (!strcmp(role, "compare")) {
+    own_namespace();
+    open_many_files();
+    return finish(compare_main(argc - 2, argv + 2), "compare");
+  }
+  if (!strcmp(role, "merge") && argc > 4) {
+    own_namespace();
+    open_many_files();
+    return finish(merge_main(argv[2], argv[3], argc - 4, argv + 4), "merge");
+  }
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
   dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS]] | bridge [DIRECTORY [TIMEOUT_S]] | "
-             "stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO\n");
+             "stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
+             "merge PREFIX TO TREE...\n");
   return 2;
 }

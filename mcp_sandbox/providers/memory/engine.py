@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, Support, Verb, VerbSupport
+from mcp_sandbox.core.differences import LiveState, State
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError, UnsupportedError
 from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
@@ -20,7 +21,7 @@ from mcp_sandbox.providers.memory.tree import Node, Tree
 __all__ = ["CAPABILITIES", "NAME", "Engine", "Record", "engine_of", "fresh_tree", "load_directory"]
 
 NAME = "memory"
-_VERBS = (Verb.SNAPSHOT, Verb.RESTORE, Verb.CREATE_FROM_SNAPSHOT, Verb.FORK)
+_VERBS = (Verb.SNAPSHOT, Verb.RESTORE, Verb.CREATE_FROM_SNAPSHOT, Verb.FORK, Verb.DIFF)
 CAPABILITIES = Capabilities(
     isolation=Isolation.NONE,
     verbs={verb: VerbSupport(Support.NATIVE, "a copy in memory") for verb in _VERBS},
@@ -37,6 +38,8 @@ class Record:
 
     spec: SandboxSpec
     tree: Tree
+    start: Tree
+    """What it is compared with."""
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     connections: int = 0
     executions: set[MemoryExecution] = field(default_factory=set[MemoryExecution])
@@ -66,10 +69,20 @@ class Engine:
                 )
             require_enforceable(NAME, CAPABILITIES, spec)
 
-    def add(self, spec: SandboxSpec, tree: Tree) -> Record:
-        """Enter a new sandbox."""
-        record = self.sandboxes[spec.id] = Record(spec, tree)
+    def add(self, spec: SandboxSpec, tree: Tree, start: Tree | None = None) -> Record:
+        """Enter a new sandbox, which starts as another one did or as its own tree is now."""
+        record = self.sandboxes[spec.id] = Record(spec, tree, start or tree.copy())
         return record
+
+    def state(self, state: State) -> Tree:
+        """Return the tree of a state."""
+        if isinstance(state, NativeContent):
+            return self.captured(state)
+        if (record := self.sandboxes.get(state.sandbox)) is None:
+            raise NotFoundError(
+                "Nothing compared", why=f"there is no sandbox {state.sandbox}", fix="List the sandboxes"
+            )
+        return record.tree if isinstance(state, LiveState) else record.start
 
     def capture(self, tree: Tree) -> NativeContent:
         """Keep a copy of a tree."""

@@ -7,10 +7,12 @@ from types import TracebackType
 from anyio import to_thread
 
 from mcp_sandbox.core.capability import Capabilities
+from mcp_sandbox.core.differences import Differences, DiffRequest
 from mcp_sandbox.core.errors import NotFoundError
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import WORKSPACE, SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent
+from mcp_sandbox.providers.memory.differences import compare_trees
 from mcp_sandbox.providers.memory.engine import CAPABILITIES, NAME, Record, engine_of, fresh_tree, load_directory
 from mcp_sandbox.providers.memory.sandbox import MemorySandbox
 
@@ -84,3 +86,7 @@ class MemoryProvider(Provider):
     async def discard(self, content: NativeContent) -> None:
         """Forget a snapshot."""
         self._engine.snapshots.pop(content.ref, None)
+
+    async def diff(self, request: DiffRequest) -> Differences:
+        """Compare two trees."""
+        return compare_trees(self._engine.state(request.before), self._engine.state(request.after), request)

@@ -221,9 +221,9 @@ class MemorySandbox(Sandbox):
         """Make copies."""
         tree = self._tree
         self._engine.admit(*specs)
-        return Forked(
-            sandboxes=[MemorySandbox(self._engine, self._engine.add(spec, tree.copy()), self._opened) for spec in specs]
-        )
+        start = self._record.start
+        records = [self._engine.add(spec, tree.copy(), start) for spec in specs]
+        return Forked(sandboxes=[MemorySandbox(self._engine, record, self._opened) for record in records])
 
 
 def _program(tree: Tree, request: ExecRequest, search: str) -> tuple[Program, str]:

@@ -1,0 +1,95 @@
+"""What changed between two stacks of layers, found by the guest agent's role `compare` without mounting anything."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from mcp_sandbox.core.differences import Change, Differences, Side
+from mcp_sandbox.core.errors import ProviderError
+from mcp_sandbox.core.files import FileKind
+from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.layer_store import VOLUMES, StoredSnapshot
+
+__all__ = ["compare_layers"]
+
+OUTPUT_BYTES: Final = 16 << 20
+TEXTS_BYTES: Final = 8 << 20
+RECORD: Final = struct.Struct("<BBBBIIQQIII")
+_CONTENT, _OWNER, _TEXT = 1, 4, 8
+_KINDS: Final = {
+    "f": FileKind.FILE,
+    "d": FileKind.DIRECTORY,
+    "l": FileKind.SYMLINK,
+    "p": FileKind.FIFO,
+    "c": FileKind.DEVICE,
+}
+
+
+async def compare_layers(
+    engine: EmbeddedEngine,
+    before: StoredSnapshot,
+    after: StoredSnapshot,
+    *,
+    paths: Sequence[str],
+    limit: int,
+    text_bytes: int,
+) -> Differences:
+    """Compare two stacks. Whoever calls keeps their layers from being collected."""
+    identity = engine.identity
+    arguments = [
+        engine.marks, str(limit), str(OUTPUT_BYTES), str(text_bytes), str(TEXTS_BYTES if text_bytes else 0),
+        str(identity.start), str(identity.count), str(len(paths)), *(path.rstrip("/") or "/" for path in paths),
+    ]  # fmt: skip
+    for volume, target in VOLUMES.items():
+        arguments.append(target)
+        for stack in (before, after):
+            layers = _layers(engine, stack, volume)
+            arguments += [str(len(layers)), *layers]
+    changes = list(_parsed(await engine.launcher.run("compare", *arguments)))
+    complete = bool(changes) and changes[-1] is None
+    found = sorted((change for change in changes if change is not None), key=lambda change: change.path)
+    return Differences(changes=tuple(found), truncated=not complete)
+
+
+def _layers(engine: EmbeddedEngine, stack: StoredSnapshot, volume: str) -> list[str]:
+    """Return the layers of a volume from the top, each with where its owners come from."""
+    layers = [f"llayers/{layer}/{volume}" for layer in reversed(stack.layers)]
+    base = f"bbase/{stack.base}"
+    if volume == "usr":
+        return [*layers, f"{base}/usr", "r/usr"]
+    if volume == "workspace":
+        return [*layers, f"r{stack.project}" if stack.project else f"{base}/root/workspace"]
+    return [*layers, f"{base}/root"]
+
+
+def _parsed(data: bytes) -> Iterator[Change | None]:
+    """Yield the changes, and `None` at the end if that is all there is."""
+    at = 0
+    while at + RECORD.size <= len(data):
+        old, new, what, _, old_mode, new_mode, old_size, new_size, *lengths = RECORD.unpack_from(data, at)
+        at += RECORD.size
+        if not old and not new:
+            if not what:
+                yield None
+            return
+        pieces: list[bytes] = []
+        for length in lengths:
+            pieces.append(data[at : at + length])
+            at += length
+        texts = pieces[1:] if what & _TEXT else [None, None]
+        yield Change(
+            path=pieces[0].decode("utf-8", "surrogateescape"),
+            before=_side(old, old_mode, old_size, texts[0]),
+            after=_side(new, new_mode, new_size, texts[1]),
+            content_differs=bool(what & _CONTENT),
+            owner_differs=bool(what & _OWNER),
+        )
+    raise ProviderError("Nothing compared", why="the comparison broke off", fix="Check the disk, then try again")
+
+
+def _side(kind: int, mode: int, size: int, text: bytes | None) -> Side | None:
+    if not kind:
+        return None
+    found = _KINDS[chr(kind)]
+    has_text = found in (FileKind.FILE, FileKind.SYMLINK)
+    return Side(kind=found, mode=mode, size_bytes=size, text=text if has_text else None)
