@@ -121,11 +121,13 @@ async def test_watches_of_one_sandbox_leave_some_to_others_and_to_the_host(
 async def test_res01_the_limit_of_processes_holds_for_all_ids_together(provider: Provider) -> None:
     """RES-01: the kernel counts each id apart; root inside may take any of 65,536."""
     spec = new_spec(provider.capabilities, {"pids": 64})
-    async with await provider.create(spec) as limited:
-        shown = await run(limited, "python3", "-c", TAKE_IDS)
-        assert 20 < int(shown.stdout) <= 64
-        assert (await run(limited, "echo", "works")).stdout == b"works\n"
-    await provider.destroy(spec.id)
+    try:
+        async with await provider.create(spec) as limited:
+            shown = await run(limited, "python3", "-c", TAKE_IDS)
+            assert 20 < int(shown.stdout) <= 64
+            assert (await run(limited, "echo", "works")).stdout == b"works\n"
+    finally:
+        await provider.destroy(spec.id)
 
 
 async def test_requests_of_asynchronous_io_are_not_taken_from_the_machine(sandbox: Sandbox) -> None:
