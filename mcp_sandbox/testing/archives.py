@@ -23,12 +23,20 @@ __all__ = ["ArchiveContract"]
 Member = tuple[tarfile.TarInfo, bytes]
 
 
-def _member(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", target: str = "", mode: int = 0o644) -> Member:
+def _member(
+    name: str,
+    kind: bytes = tarfile.REGTYPE,
+    data: bytes = b"",
+    target: str = "",
+    mode: int = 0o644,
+    pax: Mapping[str, str] | None = None,
+) -> Member:
     """Return one member of an archive, whatever its name and kind."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode, info.size, info.mtime = kind, target, mode, len(data), 1_600_000_000
     if kind in (tarfile.CHRTYPE, tarfile.BLKTYPE):
         info.devmajor, info.devminor = 1, 5
+    info.pax_headers = dict(pax or {})
     return info, data
 
 
@@ -39,6 +47,25 @@ def _pack(*members: Member, form: int = tarfile.PAX_FORMAT) -> bytes:
         for info, data in members:
             tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def _beyond_path_max() -> Sequence[Member]:
+    """Return members whose links lead further than a path can be long, where checks of the name give up."""
+    members: list[Member] = []
+    short, long = "", ""
+    for letter in "abcdefghijklmnop":
+        members.append(_member(f"{short}{'d' * 247}", tarfile.DIRTYPE, mode=0o755))
+        members.append(_member(f"{short}{letter}", tarfile.SYMTYPE, target="d" * 247))
+        short, long = f"{short}{'d' * 247}/", f"{long}{letter}/"
+    up = f"{long}{'l' * 254}"
+    return [
+        *members,
+        _member(up, tarfile.SYMTYPE, target="../" * 16),
+        _member("escape", tarfile.SYMTYPE, target=f"{up}/../outside"),
+        _member("hard", tarfile.LNKTYPE, target="escape/victim"),
+        _member("hard", data=b"bad"),
+        _member("escape/victim", data=b"bad"),
+    ]
 
 
 HOSTILE: Final[Mapping[str, Sequence[Member]]] = {
@@ -92,6 +119,12 @@ HOSTILE: Final[Mapping[str, Sequence[Member]]] = {
     ],
     "a file through a link that was there before": [_member("planted/victim", data=b"bad")],
     "a file in place of a link that was there before": [_member("planted-file", data=b"bad")],
+    "a name that an extended header overrides": [_member("safe", data=b"bad", pax={"path": "../outside/victim"})],
+    "a target that an extended header overrides": [
+        _member("hard", tarfile.LNKTYPE, target="safe", pax={"linkpath": "../outside/victim"}),
+        _member("hard", data=b"bad"),
+    ],
+    "links beyond the longest path": _beyond_path_max(),
     "its own directory by another name": [_member("../into/../outside/victim", data=b"bad")],
 }
 """Members that try to leave `/workspace/into`, by how they try."""
@@ -226,10 +259,10 @@ class ArchiveContract(Contract):
     # -- hostile archives
 
     @pytest.mark.parametrize("members", HOSTILE.values(), ids=HOSTILE)
-    async def test_b045_no_member_leaves_the_directory(
+    async def test_ft07_b045_no_member_leaves_the_directory(
         self, sandbox: Sandbox, into: str, members: Sequence[Member]
     ) -> None:
-        """B-043, B-045, B-046: refused or unpacked harmlessly, but nothing outside is read, written or changed."""
+        """FT-07, B-043, B-046: refused or unpacked harmlessly, but nothing outside is read, written or changed."""
         before = await entries(sandbox, "/workspace/outside", 9)
         root = set(await entries(sandbox, "/workspace"))
         with contextlib.suppress(InvalidRequestError, OSError):
@@ -248,7 +281,7 @@ class ArchiveContract(Contract):
     @pytest.mark.parametrize(
         "kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE], ids=["char", "block", "fifo"]
     )
-    async def test_a_device_in_an_archive_is_never_made(self, sandbox: Sandbox, into: str, kind: bytes) -> None:
+    async def test_ft07_a_device_in_an_archive_is_never_made(self, sandbox: Sandbox, into: str, kind: bytes) -> None:
         with contextlib.suppress(InvalidRequestError, OSError):
             await sandbox.upload(UploadRequest(path=into), BytesStream(_pack(_member("node", kind))))
         found = await entries(sandbox, into)
@@ -270,7 +303,7 @@ class ArchiveContract(Contract):
             await sandbox.upload(UploadRequest(path=into), BytesStream(data))
         assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
 
-    async def test_special_bits_do_not_make_a_file_that_belongs_to_somebody_else(
+    async def test_ft07_special_bits_do_not_make_a_file_that_belongs_to_somebody_else(
         self, sandbox: Sandbox, into: str
     ) -> None:
         info, data = _member("setuid", data=b"#!/bin/sh\n", mode=0o6755)

@@ -65,7 +65,7 @@ class ConfinementContract(Contract):
         own = {"PYTEST_CURRENT_TEST", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "VIRTUAL_ENV", "XDG_RUNTIME_DIR"}
         assert not names & own
 
-    async def test_b097_no_process_inside_holds_the_hosts_environment_or_arguments(
+    async def test_cr02_b097_no_process_inside_holds_the_hosts_environment_or_arguments(
         self, confined: Sandbox, canary: Canary
     ) -> None:
         """B-097, CR-02: neither does the process that started the sandbox, which is number 1 inside."""

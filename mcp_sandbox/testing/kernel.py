@@ -62,7 +62,7 @@ class KernelContract(Contract):
         )
         assert (await sh(shared_kernel, script, timeout_s=60)).stdout.decode().split() == []
 
-    async def test_fs08_kernel_interfaces_cannot_be_mounted_or_unmasked(self, shared_kernel: Sandbox) -> None:
+    async def test_fs08_fs09_kernel_interfaces_cannot_be_mounted_or_unmasked(self, shared_kernel: Sandbox) -> None:
         """FS-08, FS-09."""
         script = (
             "mkdir m; mount -t proc p m; mount -t sysfs s m; mount -t tmpfs t m; mount --bind / m; "

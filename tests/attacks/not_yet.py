@@ -1,0 +1,14 @@
+"""Attacks that cannot be played yet, because what they attack does not exist; each with the issue that brings it."""
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["NOT_YET"]
+
+NOT_YET: Final[Mapping[str, str]] = {
+    "FS-10": "no path can be denied for writing yet: issue 5 (denied paths are masks)",
+    "FS-11": "no path can be denied for reading yet: issue 5 (denied paths are masks)",
+    "CR-10": "there are no secrets yet, and so no placeholders: issue 6",
+    "XS-02": "there is one principal over stdio, and no HTTP yet: issue 7",
+    "FT-08": "nothing writes to a path of the host yet: issue 5 (`apply_changes`)",
+}
