@@ -8,6 +8,7 @@ import platform
 import resource
 import socket
 import sys
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
 from mcp_sandbox.engines.local_carrier import LocalCarrier, seqpacket_pair
 from mcp_sandbox.engines.plan import SPOOL, Volume, sandbox_plan
 from mcp_sandbox.engines.seccomp import build_filter
+from mcp_sandbox.engines.spares import Spares
 
 __all__ = ["EmbeddedEngine"]
 
@@ -39,7 +41,8 @@ class EmbeddedEngine:
         self.identity: Identity = choose_identity()
         self.store = LayerStore(root, self.identity)
         self._stack = AsyncExitStack()
-        self._removals: set[asyncio.Task[None]] = set()
+        self.spares = Spares(self)
+        self._behind: set[asyncio.Task[None]] = set()
 
     @property
     def marks(self) -> str:
@@ -66,12 +69,19 @@ class EmbeddedEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish removals for a moment, then end the zygote."""
+        """Finish what goes on behind the answers for a moment, then end the zygote."""
+        await self.spares.aclose()
         with anyio.move_on_after(1, shield=True):
-            await asyncio.gather(*self._removals, return_exceptions=True)
-        for task in self._removals:
+            await asyncio.gather(*self._behind, return_exceptions=True)
+        for task in self._behind:
             task.cancel()
         await self._stack.aclose()
+
+    def behind(self, work: Coroutine[None, None, None]) -> None:
+        """Do something behind the answer. Nobody is told how it ends; leaving the engine waits for it for a second."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
 
     # ------------------------------------------------------------------------------------------ init
 
@@ -186,9 +196,7 @@ class EmbeddedEngine:
 
     def sweep(self) -> None:
         """Remove in the background what nobody names any more."""
-        task = asyncio.get_running_loop().create_task(self._sweep())
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
+        self.behind(self._sweep())
 
     async def _sweep(self) -> None:
         for path in await asyncio.to_thread(self.store.collect, self.bases.built or ""):

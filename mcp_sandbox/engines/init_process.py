@@ -14,7 +14,7 @@ import anyio
 from mcp_sandbox.core.errors import ProviderError
 from mcp_sandbox.hostfs.atomic import write_atomically
 
-__all__ = ["init_pid", "kill_init", "note_init", "wait_dead"]
+__all__ = ["init_lives", "init_pid", "kill_init", "note_init", "wait_dead"]
 
 DEATH_S: Final = 10.0
 
@@ -45,6 +45,12 @@ async def wait_dead(directory: Path) -> None:
             why=f"its init is alive after {DEATH_S:g} s",
             fix="Kill that process",
         )
+
+
+def init_lives(directory: Path) -> bool:
+    """Whether a sandbox has processes, or may have."""
+    with _init(directory) as pidfd:
+        return pidfd is not None
 
 
 def kill_init(directory: Path) -> None:

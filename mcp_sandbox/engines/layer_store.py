@@ -10,6 +10,7 @@ A snapshot freezes the top layer by naming it and giving the sandbox a new one: 
 """
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -23,12 +24,15 @@ from typing import Any, Final, cast
 from mcp_sandbox.core.errors import NotFoundError, SandboxGoneError, StateError
 from mcp_sandbox.core.sandbox import Limits, SandboxId
 from mcp_sandbox.engines.identity import Identity
+from mcp_sandbox.engines.init_process import init_lives
 from mcp_sandbox.hostfs.atomic import locked, write_atomically
 
-__all__ = ["VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "destroyed"]
+__all__ = ["SPARE", "VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "destroyed"]
 
 VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
 """Directories of a layer and where each one is mounted."""
+SPARE: Final = "spare-"
+"""What the names of sandboxes begin with that nobody has asked for yet."""
 SCHEMA: Final = 1
 _FRESH_MODE: Final = 0o755
 SETTLED_S: Final = 60.0
@@ -100,9 +104,7 @@ class LayerStore:
         try:
             directory.mkdir(mode=0o700)
         except FileExistsError:
-            raise StateError(
-                "Sandbox not created", why=f"there is one with the id {state.id}", fix="Choose a fresh id"
-            ) from None
+            raise _taken(state.id) from None
         self._make_volume_directory(directory / "spool")
         self.save(state)
 
@@ -130,8 +132,28 @@ class LayerStore:
         fields["limits"] = Limits(**fields["limits"])
         return EngineState(**fields)
 
+    def adopt(self, spare: SandboxId, state: EngineState) -> None:
+        """Make a spare the sandbox that `state` describes, in one step.
+
+        Raises:
+            StateError: There is one with this id.
+        """
+        path = self.directory(spare) / "state.json"
+        write_atomically(path, json.dumps(asdict(state)).encode(), durable=False)
+        try:
+            self.directory(spare).rename(self.directory(SandboxId(state.id)))
+        except FileExistsError:
+            raise _taken(state.id) from None
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                raise _taken(state.id) from None
+            raise
+
     def sandboxes(self) -> list[SandboxId]:
         """Return the ids of all sandboxes."""
+        return [name for name in self._named() if not name.startswith(SPARE)]
+
+    def _named(self) -> list[SandboxId]:
         return [SandboxId(path.parent.name) for path in (self.root / "sandboxes").glob("*/state.json")]
 
     def lock(self, sandbox: SandboxId) -> Path:
@@ -274,9 +296,12 @@ class LayerStore:
             base: The one that new sandboxes get; it stays in any case.
         """
         with locked(self.structure_lock()):
+            for path in (self.root / "sandboxes").glob(f"{SPARE}*"):
+                if not init_lives(path) and _is_settled(path):
+                    self.discard(path)  # whose server was killed
             layers: set[str] = set()
             bases = {base}
-            for sandbox in self.sandboxes():
+            for sandbox in self._named():
                 with contextlib.suppress(NotFoundError):
                     state = self.load(sandbox)
                     layers |= {*state.layers, state.top, *state.start}
@@ -288,7 +313,7 @@ class LayerStore:
                     bases.add(snapshot.base)
             for kind, used in (("layers", layers), ("base", bases)):
                 for path in (self.root / kind).iterdir():
-                    if path.name not in used and time.time() - path.stat().st_ctime > SETTLED_S:
+                    if path.name not in used and _is_settled(path):
                         self.discard(path)
         return [f"trash/{path.name}" for path in (self.root / "trash").iterdir()]
 
@@ -300,6 +325,17 @@ def _holds_anything(directory: Path) -> bool:
             return next(entries, None) is not None
     except PermissionError:
         return True
+
+
+def _is_settled(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_ctime > SETTLED_S
+    except FileNotFoundError:
+        return False
+
+
+def _taken(sandbox: str) -> StateError:
+    return StateError("Sandbox not created", why=f"there is one with the id {sandbox}", fix="Choose a fresh id")
 
 
 def _object(text: bytes) -> dict[str, Any]:

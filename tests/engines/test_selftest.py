@@ -24,8 +24,8 @@ from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.plan import ENVIRONMENT, NAMESPACES, sandbox_plan
 from mcp_sandbox.engines.probing import Answer
 from mcp_sandbox.engines.selftest import SelfTest
-from mcp_sandbox.providers import local
 from mcp_sandbox.providers.local import LocalProvider
+from mcp_sandbox.providers.local import sandbox as local
 from mcp_sandbox.testing.driving import new_id, run
 
 __all__: list[str] = []

@@ -1,24 +1,24 @@
-"""Provider `local`: the embedded engine. Linux only; no daemon, no image, no privilege."""
+"""One sandbox of the embedded engine."""
 
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.admission import require_enforceable
-from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
-from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, State
-from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxGoneError, UnsupportedError
-from mcp_sandbox.core.examination import Examination
+from mcp_sandbox.core.capability import Capabilities
+from mcp_sandbox.core.errors import (
+    NotFoundError,
+    SandboxError,
+    UnsupportedError,
+)
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
     DownloadRequest,
@@ -35,25 +35,25 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
-from mcp_sandbox.core.provider import Forked, Provider, Sandbox
-from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
+from mcp_sandbox.core.provider import Forked, Sandbox
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
-from mcp_sandbox.engines.comparing import compare_layers
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
 from mcp_sandbox.engines.layering import capture, destroy, freeze, restore_layers
 from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
-from mcp_sandbox.engines.selftest import SelfTest
 from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
 
-__all__ = ["LocalProvider", "LocalSandbox"]
+__all__ = ["NAME", "LocalSandbox", "new_state", "open_new"]
 
 NAME: Final = "local"
 ATTEMPTS: Final = 20
+SOON_S: Final = 0.01
+"""Behind the answer, and behind a restore, which begins with a snapshot."""
 _Value = TypeVar("_Value")
 
 
@@ -66,6 +66,7 @@ class LocalSandbox(Sandbox):
         capabilities: Capabilities,
         state: EngineState,
         opened: weakref.WeakSet["LocalSandbox"],
+        carrier: GuestCarrier | None = None,
     ) -> None:
         self._opened = opened
         opened.add(self)
@@ -73,7 +74,7 @@ class LocalSandbox(Sandbox):
         self._capabilities = capabilities
         self._state = state
         self._environment = {**ENVIRONMENT, **state.env}
-        self._carrier: GuestCarrier | None = None
+        self._carrier = carrier
         self._connecting = anyio.Lock()
         self._closed = False
 
@@ -107,7 +108,20 @@ class LocalSandbox(Sandbox):
                             self._carrier = await self._engine.connect(self.id) or await self._start()
                     except FileNotFoundError:
                         raise destroyed(self.id) from None
+            if self._closed:  # meanwhile
+                await self._carrier.aclose()
+                raise gone()
             return self._carrier
+
+    def _start_again(self) -> None:
+        """Start an init that was ended for a snapshot or a restore, so that the next request need not wait for it."""
+        if self._carrier is not None:
+            self._engine.behind(self._connect_soon())
+
+    async def _connect_soon(self) -> None:
+        await anyio.sleep(SOON_S)
+        with contextlib.suppress(SandboxError, OSError):
+            await self.connect()
 
     async def _start(self) -> GuestCarrier:
         try:
@@ -173,6 +187,7 @@ class LocalSandbox(Sandbox):
             )  # fmt: skip
         async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
             frozen = await freeze(self._engine, self.id)
+        self._start_again()
         return NativeContent(
             provider=NAME, ref=frozen.ref, holds=self._capabilities.snapshot_holds, size_bytes=frozen.size_bytes,
             paused_s=frozen.paused_s, method=frozen.method,
@@ -181,6 +196,7 @@ class LocalSandbox(Sandbox):
     async def restore(self, content: NativeContent) -> None:
         async with self._held():
             await restore_layers(self._engine, self.id, content.ref)
+        self._start_again()
 
     async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         for spec in specs:
@@ -197,7 +213,7 @@ class LocalSandbox(Sandbox):
         made: list[LocalSandbox] = []
         try:
             for spec in specs:
-                sandbox = await _open_new(self._engine, self._capabilities, spec, start, self._opened, origin)
+                sandbox = await open_new(self._engine, self._capabilities, spec, start, self._opened, origin)
                 made.append(sandbox)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -227,7 +243,7 @@ class LocalSandbox(Sandbox):
             await self._carrier.aclose()
 
 
-async def _open_new(
+async def open_new(
     engine: EmbeddedEngine,
     capabilities: Capabilities,
     spec: SandboxSpec,
@@ -236,11 +252,11 @@ async def _open_new(
     origin: tuple[str, ...] | None = None,
 ) -> LocalSandbox:
     """Make a sandbox on a snapshot's layers and start it; nothing is left of one that does not start."""
-    state = EngineState(
-        id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
-        layers=start.layers, top=engine.store.new_layer(start.layers), project=start.project, limits=spec.limits,
-        env=dict(spec.env), labels=dict(spec.labels), start=start.layers if origin is None else origin,
-    )  # fmt: skip
+    state = replace(
+        new_state(spec, start),
+        top=engine.store.new_layer(start.layers),
+        start=start.layers if origin is None else origin,
+    )
     engine.store.add(state)
     sandbox = LocalSandbox(engine, capabilities, state, opened)
     try:
@@ -252,123 +268,10 @@ async def _open_new(
     return sandbox
 
 
-class LocalProvider(Provider):
-    """Sandboxes of the embedded engine, with their state below `root`."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._stack = AsyncExitStack()
-        self._open: weakref.WeakSet[LocalSandbox] = weakref.WeakSet()
-
-    @property
-    def name(self) -> str:
-        return NAME
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    async def __aenter__(self) -> Self:
-        with explained(self._root):
-            self._engine = await self._stack.enter_async_context(EmbeddedEngine(self._root))
-        self._selftest = SelfTest(self._engine, self._create, self.destroy)
-        native = VerbSupport(Support.NATIVE)
-        self._capabilities = Capabilities(
-            isolation=Isolation.NAMESPACE,
-            verbs={
-                Verb.SNAPSHOT: VerbSupport(Support.NATIVE, "at once while no command runs, else by a short freeze"),
-                Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
-                Verb.CREATE_FROM_SNAPSHOT: native,
-                Verb.FORK: native,
-                Verb.DIFF: native,
-            },
-            snapshot_holds=frozenset({Facet.FILES}),
-            network=frozenset({NetworkMode.NONE}),
-            limits=frozenset({"pids", "open_files"}),
-            max_concurrent=256,
-            owners=self._engine.identity.is_range,
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for sandbox in list(self._open):
-            await sandbox.aclose()
-        await self._stack.aclose()
-
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        require_enforceable(NAME, self._capabilities, spec)
-        if spec.image is not None:
-            raise UnsupportedError(
-                "Image refused", why="provider 'local' starts from the host's own programs",
-                fix="Leave `image` out",
-            )  # fmt: skip
-        await self._selftest.require()
-        return await self._create(spec)
-
-    async def _create(self, spec: SandboxSpec) -> LocalSandbox:
-        with explained(self._root):
-            start = StoredSnapshot(base=await self._engine.bases.current(), layers=(), project=spec.workspace.source)
-            return await self._new(spec, start)
-
-    async def examine(self) -> Examination:
-        return await self._selftest.examine()
-
-    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
-        await self._selftest.require()
-        sandbox = LocalSandbox(self._engine, self._capabilities, self._engine.store.load(sandbox_id), self._open)
-        await sandbox.connect()
-        return sandbox
-
-    async def _new(self, spec: SandboxSpec, start: StoredSnapshot) -> LocalSandbox:
-        return await _open_new(self._engine, self._capabilities, spec, start, self._open)
-
-    async def list(self) -> Sequence[SandboxInfo]:
-        found: list[SandboxInfo] = []
-        for sandbox in self._engine.store.sandboxes():
-            try:
-                state = self._engine.store.load(sandbox)
-                carrier = await self._engine.connect(sandbox)
-            except (NotFoundError, SandboxGoneError, ProviderUnavailableError):
-                continue
-            if carrier is not None:
-                await carrier.aclose()
-            running = SandboxState.STOPPED if carrier is None else SandboxState.RUNNING
-            found.append(SandboxInfo(id=sandbox, state=running, created_at=state.created_at, labels=state.labels))
-        return found
-
-    async def destroy(self, sandbox_id: SandboxId) -> None:
-        if await destroy(self._engine, sandbox_id):
-            self._engine.sweep()
-
-    async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
-        require_enforceable(NAME, self._capabilities, spec)
-        await self._selftest.require()
-        with explained(self._root):
-            async with alocked(self._engine.store.structure_lock(), shared=True):
-                return await self._new(spec, self._engine.store.load_snapshot(content.ref))
-
-    async def measure(self, content: NativeContent) -> int | None:
-        if content.size_bytes is not None:
-            return content.size_bytes
-        with contextlib.suppress(NotFoundError):
-            return await anyio.to_thread.run_sync(self._engine.store.snapshot_size_bytes, content.ref)
-        return None
-
-    async def discard(self, content: NativeContent) -> None:
-        self._engine.store.remove_snapshot(content.ref)
-        self._engine.sweep()
-
-    async def diff(self, request: DiffRequest) -> Differences:
-        async with alocked(self._engine.store.structure_lock(), shared=True):
-            return await compare_layers(
-                self._engine, self._state(request.before), self._state(request.after), paths=request.paths,
-                limit=request.limit, text_bytes=request.text_bytes,
-            )  # fmt: skip
-
-    def _state(self, state: State) -> StoredSnapshot:
-        if isinstance(state, NativeContent):
-            return self._engine.store.load_snapshot(state.ref)
-        found = self._engine.store.load(state.sandbox)
-        return found.as_it_is() if isinstance(state, LiveState) else found.as_started()
+def new_state(spec: SandboxSpec, start: StoredSnapshot) -> EngineState:
+    """Return the state of a sandbox that is to be made, without a layer to write to."""
+    return EngineState(
+        id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
+        layers=start.layers, top="", project=start.project, limits=spec.limits, env=dict(spec.env),
+        labels=dict(spec.labels), start=start.layers,
+    )  # fmt: skip

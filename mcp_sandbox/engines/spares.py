@@ -1,0 +1,122 @@
+"""Blank sandboxes that were started ahead: a server that makes many hands them out in a fraction of the time.
+
+A spare lies among the sandboxes under a name of its own. It becomes one by a rename of its directory, in one step.
+"""
+
+import logging
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from mcp_sandbox.core.errors import SandboxError, StateError
+from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.engines.layer_store import SPARE, EngineState
+from mcp_sandbox.engines.local_carrier import LocalCarrier
+from mcp_sandbox.hostfs.atomic import alocked
+
+if TYPE_CHECKING:
+    from mcp_sandbox.engines.embedded import EmbeddedEngine
+
+__all__ = ["Spares"]
+
+_LOG = logging.getLogger(__name__)
+KEPT: Final = 2
+"""About 0.2 MiB each, and nothing at all in a server that makes but one sandbox."""
+QUIET_S: Final = 0.03
+"""Without any demand: those who create many in a row are not to share the machine with what is made for later."""
+
+
+class Spares:
+    """Keeps none before a second sandbox was asked for that starts like the one before."""
+
+    def __init__(self, engine: "EmbeddedEngine") -> None:
+        self._engine = engine
+        self._spares: list[tuple[EngineState, LocalCarrier]] = []
+        self._asked = 0
+        self._before: EngineState | None = None
+        self._filling = False
+        self._closed = False
+
+    async def take(self, state: EngineState) -> tuple[EngineState, LocalCarrier] | None:
+        """Make a spare the sandbox that `state` describes; return its state and a connection, `None` if none fits.
+
+        Raises:
+            StateError: There is a sandbox with this id.
+        """
+        self._asked += 1
+        store = self._engine.store
+        for spare, carrier in [each for each in self._spares if _alike(each[0], state)]:
+            self._spares.remove((spare, carrier))
+            if carrier.closed:
+                await self._discard(spare, carrier)
+                continue
+            taken = replace(state, top=spare.top)
+            try:
+                async with alocked(store.structure_lock(), shared=True):  # nobody looks for unused layers meanwhile
+                    store.adopt(SandboxId(spare.id), taken)
+            except StateError:
+                self._spares.append((spare, carrier))
+                raise
+            except BaseException:
+                await self._discard(spare, carrier)
+                raise
+            return taken, carrier
+        return None
+
+    def refill(self, like: EngineState) -> None:
+        """Start more of them behind the answer, if it looks as if more will be asked for."""
+        before, self._before = self._before, like
+        if before is None or not _alike(before, like) or self._filling or self._closed:
+            return
+        self._filling = True
+        self._engine.behind(self._fill(like))
+
+    async def _fill(self, like: EngineState) -> None:
+        try:
+            for other in [each for each in self._spares if not _alike(each[0], like)]:
+                self._spares.remove(other)
+                await self._discard(*other)
+            while len(self._spares) < KEPT:
+                await self._quiet()
+                if self._closed:
+                    return
+                spare = replace(
+                    like, id=f"{SPARE}{secrets.token_hex(8)}", top=self._engine.store.new_layer(), env={}, labels={}
+                )
+                self._engine.store.add(spare)
+                try:
+                    self._spares.append((spare, await self._engine.start(spare)))
+                except BaseException:
+                    self._engine.store.discard(self._engine.store.directory(SandboxId(spare.id)))
+                    raise
+        except (SandboxError, OSError) as error:  # whoever asks for the next sandbox is told why there is none
+            _LOG.info("no sandbox started ahead: %s", error)
+        finally:
+            self._filling = False
+            if self._closed:
+                await self.aclose()
+
+    async def _quiet(self) -> None:
+        asked = None
+        while asked != self._asked:
+            asked = self._asked
+            await anyio.sleep(QUIET_S)
+
+    async def _discard(self, spare: EngineState, carrier: LocalCarrier) -> None:
+        await carrier.aclose()
+        self._engine.store.discard(self._engine.store.directory(SandboxId(spare.id)))
+
+    async def aclose(self) -> None:
+        """End them, and start no more. Idempotent."""
+        self._closed = True
+        while self._spares:
+            await self._discard(*self._spares.pop())
+
+
+def _alike(spare: EngineState, wanted: EngineState) -> bool:
+    """Whether all that init was started with is the same."""
+    return replace(spare, id="", top="", created_at="", env={}, labels={}) == replace(
+        wanted, id="", top="", created_at="", env={}, labels={}
+    )
