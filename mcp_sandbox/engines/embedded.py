@@ -10,13 +10,14 @@ import socket
 import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import anyio
 
-from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
+from mcp_sandbox.core.errors import CapacityError, ProviderError, SandboxGoneError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.bases import Bases
 from mcp_sandbox.engines.diagnosis import explain
@@ -28,6 +29,7 @@ from mcp_sandbox.engines.local_carrier import LocalCarrier, seqpacket_pair
 from mcp_sandbox.engines.plan import SPOOL, Volume, sandbox_plan
 from mcp_sandbox.engines.seccomp import build_filter
 from mcp_sandbox.engines.spares import Spares
+from mcp_sandbox.engines.squashing import squash
 
 __all__ = ["EmbeddedEngine"]
 
@@ -115,6 +117,8 @@ class EmbeddedEngine:
         sandbox = SandboxId(state.id)
         directory = self.store.directory(sandbox)
         await wait_dead(directory)  # the one before may be in its last moments, and would write to the same layer
+        if state.mounted:
+            self.store.save(replace(state, mounted=()))
         ours, theirs = seqpacket_pair()
         with contextlib.ExitStack() as opened:
             opened.callback(theirs.close)
@@ -195,13 +199,15 @@ class EmbeddedEngine:
     # ------------------------------------------------------------------------------------------ removal
 
     def sweep(self) -> None:
-        """Remove in the background what nobody names any more."""
+        """Merge in the background what grew deep, and remove what nobody names any more."""
         self.behind(self._sweep())
 
     async def _sweep(self) -> None:
-        for path in await asyncio.to_thread(self.store.collect, self.bases.built or ""):
-            with contextlib.suppress(ProviderError):
-                await self.launcher.run("remove", path)
+        await squash(self.store, self.launcher, self.marks)
+        with contextlib.suppress(CapacityError):  # somebody takes layers into use all the time
+            for path in await asyncio.to_thread(self.store.collect, self.bases.built or ""):
+                with contextlib.suppress(ProviderError):
+                    await self.launcher.run("remove", path)
 
 
 def _machine(state: Path) -> str:

@@ -57,6 +57,8 @@ class EngineState:
     labels: dict[str, str]
     start: tuple[str, ...] = ()
     """The layers of what it is compared with: none, or those of the snapshot that it or its source was made from."""
+    mounted: tuple[str, ...] = ()
+    """Layers that its init may have mounted though they are not its own any more."""
     schema: int = SCHEMA
 
     def as_started(self) -> "StoredSnapshot":
@@ -128,7 +130,8 @@ class LayerStore:
             raise NotFoundError(
                 f"No sandbox {sandbox}", why="the embedded engine has no files of it", fix="List the sandboxes"
             ) from None
-        fields["layers"], fields["start"] = tuple(fields["layers"]), tuple(fields.get("start", ()))
+        for name in ("layers", "start", "mounted"):
+            fields[name] = tuple(fields.get(name, ()))
         fields["limits"] = Limits(**fields["limits"])
         return EngineState(**fields)
 
@@ -239,10 +242,18 @@ class LayerStore:
     def add_snapshot(self, snapshot: StoredSnapshot) -> str:
         """Record a snapshot; return its reference."""
         ref = secrets.token_hex(8)
-        path = self.root / "snapshots" / f"{ref}.json"
-        # Not synced: it would say nothing about the layers, whose overlays are volatile.
-        write_atomically(path, json.dumps(asdict(snapshot)).encode(), durable=False)
+        self.save_snapshot(ref, snapshot)
         return ref
+
+    def save_snapshot(self, ref: str, snapshot: StoredSnapshot) -> None:
+        """Replace the record of a snapshot; whoever calls makes sure that it is not removed meanwhile."""
+        # Not synced: it would say nothing about the layers, whose overlays are volatile.
+        path = self.root / "snapshots" / f"{ref}.json"
+        write_atomically(path, json.dumps(asdict(snapshot)).encode(), durable=False)
+
+    def snapshots(self) -> list[str]:
+        """Return the references of all snapshots."""
+        return [path.stem for path in (self.root / "snapshots").glob("*.json")]
 
     def load_snapshot(self, ref: str) -> StoredSnapshot:
         """Return a snapshot's layers.
@@ -304,11 +315,11 @@ class LayerStore:
             for sandbox in self._named():
                 with contextlib.suppress(NotFoundError):
                     state = self.load(sandbox)
-                    layers |= {*state.layers, state.top, *state.start}
+                    layers |= {*state.layers, state.top, *state.start, *state.mounted}
                     bases.add(state.base)
-            for path in (self.root / "snapshots").glob("*.json"):
+            for ref in self.snapshots():
                 with contextlib.suppress(NotFoundError):
-                    snapshot = self.load_snapshot(path.stem)
+                    snapshot = self.load_snapshot(ref)
                     layers |= set(snapshot.layers)
                     bases.add(snapshot.base)
             for kind, used in (("layers", layers), ("base", bases)):

@@ -17,10 +17,11 @@ from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.init_process import kill_init, wait_dead
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
+from mcp_sandbox.engines.squashing import DEPTH, squash
 from mcp_sandbox.guest.wire import Type
 from mcp_sandbox.hostfs.atomic import alocked
 
-__all__ = ["Captured", "Frozen", "capture", "destroy", "freeze", "restore_layers", "stop"]
+__all__ = ["Captured", "Frozen", "capture", "destroy", "freeze", "keep_shallow", "restore_layers", "stop"]
 
 ANSWER_S: Final = 5.0
 """How long an init may take to say that it ends; it is killed then."""
@@ -58,6 +59,12 @@ async def freeze(engine: EmbeddedEngine, sandbox: SandboxId) -> Frozen:
     return Frozen(ref=ref, size_bytes=size, paused_s=captured.paused_s, method=captured.method)
 
 
+async def keep_shallow(engine: EmbeddedEngine, sandbox: SandboxId) -> None:
+    """Wait for merging where it did not keep up in the background. Whoever calls does not hold the sandbox's lock."""
+    if len(engine.store.load(sandbox).layers) >= DEPTH_MAX // 2:
+        await squash(engine.store, engine.launcher, engine.marks)
+
+
 async def capture(engine: EmbeddedEngine, sandbox: SandboxId) -> Captured:
     """Freeze the sandbox as it is now. Name the layers soon: else they are taken for leftovers."""
     state = engine.store.load(sandbox)
@@ -92,6 +99,8 @@ async def _stack(engine: EmbeddedEngine, state: EngineState) -> Captured:
             "Snapshot not taken", why=f"the sandbox has {DEPTH_MAX} layers already",
             fix="Create a new sandbox from its last snapshot's files",
         )  # fmt: skip
+    if len(layers) > DEPTH:
+        engine.sweep()
     if layers != state.layers:  # before anybody names the old top: it is never written again then
         store.save(replace(state, layers=layers, top=store.new_layer(layers)))
     return Captured(

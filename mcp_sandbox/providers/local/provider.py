@@ -153,7 +153,8 @@ class LocalProvider(Provider):
         return None
 
     async def discard(self, content: NativeContent) -> None:
-        self._engine.store.remove_snapshot(content.ref)
+        async with alocked(self._engine.store.structure_lock(), shared=True):
+            self._engine.store.remove_snapshot(content.ref)
         self._engine.sweep()
 
     async def diff(self, request: DiffRequest) -> Differences:

@@ -43,7 +43,7 @@ from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, pro
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
-from mcp_sandbox.engines.layering import capture, destroy, freeze, restore_layers
+from mcp_sandbox.engines.layering import capture, destroy, freeze, keep_shallow, restore_layers
 from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
 from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
@@ -185,6 +185,7 @@ class LocalSandbox(Sandbox):
                 "Snapshot refused", why=f"provider 'local' cannot hold {', '.join(sorted(extra))}",
                 fix="Ask for files only, or use a provider that holds memory",
             )  # fmt: skip
+        await self._shallow()
         async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
             frozen = await freeze(self._engine, self.id)
         self._start_again()
@@ -201,11 +202,18 @@ class LocalSandbox(Sandbox):
     async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         for spec in specs:
             require_enforceable(NAME, self._capabilities, spec)
+        await self._shallow()
         async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
             captured = await capture(self._engine, self.id)
             origin = self._engine.store.load(self.id).start
             made = await self._copies(specs, captured.layers, origin)
             return Forked(sandboxes=made, paused_s=captured.paused_s)
+
+    async def _shallow(self) -> None:
+        try:
+            await keep_shallow(self._engine, self.id)
+        except NotFoundError:
+            raise destroyed(self.id) from None
 
     async def _copies(
         self, specs: Sequence[SandboxSpec], start: StoredSnapshot, origin: tuple[str, ...]
