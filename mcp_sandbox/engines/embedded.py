@@ -45,6 +45,8 @@ class EmbeddedEngine:
         self._stack = AsyncExitStack()
         self.spares = Spares(self)
         self._behind: set[asyncio.Task[None]] = set()
+        self._sweeping = False
+        self._swept = True
 
     @property
     def marks(self) -> str:
@@ -199,15 +201,26 @@ class EmbeddedEngine:
     # ------------------------------------------------------------------------------------------ removal
 
     def sweep(self) -> None:
-        """Merge in the background what grew deep, and remove what nobody names any more."""
-        self.behind(self._sweep())
+        """Merge in the background what grew deep, and remove what nobody names any more.
+
+        Asked for meanwhile, one more round serves all who did.
+        """
+        self._swept = False
+        if not self._sweeping:
+            self._sweeping = True
+            self.behind(self._sweep())
 
     async def _sweep(self) -> None:
-        await squash(self.store, self.launcher, self.marks)
-        with contextlib.suppress(CapacityError):  # somebody takes layers into use all the time
-            for path in await asyncio.to_thread(self.store.collect, self.bases.built or ""):
-                with contextlib.suppress(ProviderError):
-                    await self.launcher.run("remove", path)
+        try:
+            while not self._swept:
+                self._swept = True
+                await squash(self.store, self.launcher, self.marks)
+                with contextlib.suppress(CapacityError):  # somebody takes layers into use all the time
+                    for path in await asyncio.to_thread(self.store.collect, self.bases.built or ""):
+                        with contextlib.suppress(ProviderError):
+                            await self.launcher.run("remove", path)
+        finally:
+            self._sweeping = False
 
 
 def _machine(state: Path) -> str:

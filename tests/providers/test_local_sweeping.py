@@ -1,0 +1,40 @@
+"""What `local` removes from the disk behind the answers, it removes once."""
+
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.core.sandbox import SandboxSpec
+from mcp_sandbox.engines.launcher import Launcher
+from mcp_sandbox.providers.local import LocalProvider
+from mcp_sandbox.store.identity import new_sandbox_id
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the embedded engine is made of Linux namespaces")
+
+MANY = 30
+
+
+async def test_many_sandboxes_destroyed_at_once_are_removed_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    run = Launcher.run
+
+    async def counted(launcher: Launcher, *arguments: str) -> bytes:
+        if arguments[0] == "remove":
+            removed.append(arguments[1])
+        return await run(launcher, *arguments)
+
+    async with LocalProvider(tmp_path / "state") as provider:
+        made = [await provider.create(SandboxSpec(id=new_sandbox_id())) for _ in range(MANY)]
+        monkeypatch.setattr(Launcher, "run", counted)
+        async with anyio.create_task_group() as tasks:
+            for sandbox in made:
+                tasks.start_soon(provider.destroy, sandbox.id)
+        with anyio.fail_after(10):
+            while any((tmp_path / "state/trash").iterdir()):
+                await anyio.sleep(0.02)
+    assert {path.partition("/")[2].partition("-")[0] for path in removed} >= {sandbox.id for sandbox in made}
+    assert len(removed) == len(set(removed))
