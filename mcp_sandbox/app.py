@@ -53,13 +53,14 @@ def template(project: str) -> SandboxSpec:
 
 @asynccontextmanager
 async def open_sandboxes(
-    *, project: str = "", provider: str = "", everywhere: bool = False
+    *, project: str = "", provider: str = "", image: str = "", everywhere: bool = False
 ) -> AsyncGenerator[SandboxService]:
     """Open the sandboxes of one server or command. Providers are reached only when they are needed.
 
     Args:
         project: Real path of the project, or empty.
         provider: The name of the provider of new sandboxes; empty is the default one.
+        image: What new sandboxes start from: a name, or the operator's path of something to import.
         everywhere: Whether handles and lists reach beyond the project.
 
     Raises:
@@ -84,11 +85,13 @@ async def open_sandboxes(
             everywhere=everywhere,
         ) as sandboxes,
     ):
+        if image:
+            await sandboxes.use_image(image)
         yield sandboxes
 
 
 @asynccontextmanager
-async def open_services(*, project: str = "", provider: str = "") -> "AsyncGenerator[Services]":
+async def open_services(*, project: str = "", provider: str = "", image: str = "") -> "AsyncGenerator[Services]":
     """Open all use cases of one server, as `open_sandboxes` does its part of them."""
     from mcp_sandbox.service.execution import ExecutionService
     from mcp_sandbox.service.files import FileService
@@ -97,7 +100,7 @@ async def open_services(*, project: str = "", provider: str = "") -> "AsyncGener
     from mcp_sandbox.service.snapshots import SnapshotService
 
     async with (
-        open_sandboxes(project=project, provider=provider) as sandboxes,
+        open_sandboxes(project=project, provider=provider, image=image) as sandboxes,
         ExecutionService(sandboxes) as execution,
     ):
         yield Services(

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.cli.options import add_sandbox, add_scope, parser
+from mcp_sandbox.cli.options import add_image, add_sandbox, add_scope, parser
 from mcp_sandbox.cli.running import run, tell
 from mcp_sandbox.core.exec import ExecRequest, ExecResult, Execution, Exited, StreamName, Termination
 from mcp_sandbox.core.sandbox import WORKSPACE
@@ -22,6 +22,7 @@ __all__ = ["main"]
 _EXAMPLE = """\
   mcp-sandbox exec -- python3 -m pytest -q
   tar c src | mcp-sandbox exec --cwd /tmp -- tar x
+  mcp-sandbox exec --image ./rootfs -- cat /etc/os-release
 
 The exit status is the command's; 124 after --timeout, 128 + n if signal n ended it,
 125 if the sandbox ended, 2 if it could not be run at all."""
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
     reader = parser("exec", "Run a command in a sandbox, made on first use.", _EXAMPLE)
     add_sandbox(reader)
     add_scope(reader)
+    add_image(reader)
     reader.add_argument("--timeout", metavar="S", type=_positive, help="seconds until it is killed with all it started")
     reader.add_argument("--cwd", metavar="D", default="", help=f"directory in the sandbox (default: {WORKSPACE})")
     reader.add_argument("--no-stdin", action="store_true", help="leave standard input to whoever comes next")

@@ -2,7 +2,7 @@
 
 import argparse
 
-__all__ = ["add_json", "add_sandbox", "add_scope", "parser"]
+__all__ = ["add_image", "add_json", "add_sandbox", "add_scope", "parser"]
 
 
 def parser(command: str, summary: str, example: str) -> argparse.ArgumentParser:
@@ -26,6 +26,16 @@ def add_sandbox(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a sandbox."""
     parser.add_argument(
         "--sandbox", metavar="H", default="", help="id, id prefix or name (default: the project's own sandbox)"
+    )
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says what new sandboxes start from."""
+    parser.add_argument(
+        "--image",
+        metavar="X",
+        default="",
+        help="what new sandboxes start from: an image's name, or the path (./X) of a root file system or its archive",
     )
 
 

@@ -24,7 +24,12 @@ def run(options: argparse.Namespace, command: Callable[[SandboxService], Awaitab
     project = find_project(options.project)
 
     async def whole() -> int:
-        async with open_sandboxes(project=project, provider=options.provider or "", everywhere=True) as sandboxes:
+        async with open_sandboxes(
+            project=project,
+            provider=options.provider or "",
+            image=getattr(options, "image", ""),
+            everywhere=True,
+        ) as sandboxes:
             return await command(sandboxes)
 
     return asyncio.run(until_signal(whole))

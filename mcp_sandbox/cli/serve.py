@@ -18,19 +18,32 @@ from mcp_sandbox.transport.preamble import Handover, Preparation, answer_at_once
 __all__ = ["Options", "main"]
 
 _EXAMPLE = "  mcp-sandbox serve --project ~/src/app --tools full"
-_NAMES = {"--project": "project", "--provider": "provider", "--tools": "tools", "--tool-prefix": "tool_prefix"}
+_NAMES = {
+    "--project": "project",
+    "--provider": "provider",
+    "--image": "image",
+    "--tools": "tools",
+    "--tool-prefix": "tool_prefix",
+}
 
 
 class Options:
     """What can be said to a server."""
 
-    __slots__ = ("project", "provider", "tool_prefix", "tools")
+    __slots__ = ("image", "project", "provider", "tool_prefix", "tools")
 
     def __init__(
-        self, *, project: str | None = None, provider: str | None = None, tools: str = "default", tool_prefix: str = ""
+        self,
+        *,
+        project: str | None = None,
+        provider: str | None = None,
+        image: str = "",
+        tools: str = "default",
+        tool_prefix: str = "",
     ) -> None:
         self.project = project
         self.provider = provider
+        self.image = image
         self.tools = tools
         self.tool_prefix = tool_prefix
 
@@ -62,6 +75,7 @@ def _serve(options: Options, project: str, wire: Wire | None, handover: Handover
     serve(
         project=project,
         provider=options.provider or "",
+        image=options.image,
         profile=options.tools,
         prefix=options.tool_prefix,
         wire=wire,
@@ -104,7 +118,7 @@ def _explained(arguments: list[str]) -> Options:
     """Let argparse print the help, or what is wrong, and end the process."""
     import argparse
 
-    from mcp_sandbox.cli.options import add_scope, parser
+    from mcp_sandbox.cli.options import add_image, add_scope, parser
 
     def prefix(text: str) -> str:
         if not _is_prefix(text):
@@ -113,6 +127,7 @@ def _explained(arguments: list[str]) -> Options:
 
     reader = parser("serve", "Serve the tools over standard input and output.", _EXAMPLE)
     add_scope(reader)
+    add_image(reader)
     reader.add_argument("--tools", choices=PROFILES, default="default", help="which tools to list (default: default)")
     reader.add_argument(
         "--tool-prefix", metavar="P", type=prefix, default="", help="what every tool's name begins with"

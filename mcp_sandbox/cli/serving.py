@@ -19,7 +19,14 @@ __all__ = ["serve"]
 
 
 def serve(
-    *, project: str, provider: str, profile: str, prefix: str, wire: Wire | None, handover: Handover | None
+    *,
+    project: str,
+    provider: str,
+    image: str,
+    profile: str,
+    prefix: str,
+    wire: Wire | None,
+    handover: Handover | None,
 ) -> None:
     """Serve one client until it goes away, and end the process."""
 
@@ -32,7 +39,7 @@ def serve(
 
     async def serve_client() -> None:
         async with anyio.create_task_group() as tasks:
-            services = Kept(tasks, lambda: open_services(project=project, provider=provider))
+            services = Kept(tasks, lambda: open_services(project=project, provider=provider, image=image))
             server = build_server(services.get, profile=profile, prefix=prefix)
             tasks.start_soon(complain, services)
             try:

@@ -42,6 +42,7 @@ class Verb(StrEnum):
     CREATE_FROM_SNAPSHOT = "create_from_snapshot"
     FORK = "fork"
     DIFF = "diff"
+    IMAGES = "images"
     EXPORT = "export"
     PAUSE = "pause"
     RESUME = "resume"

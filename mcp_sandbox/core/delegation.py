@@ -26,6 +26,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
+from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.provider import Forked, Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -217,3 +218,15 @@ class DelegatingProvider(Provider):
     async def diff(self, request: DiffRequest) -> Differences:
         """Say what changed between two states."""
         return await self._inner.diff(request)
+
+    async def images(self) -> Sequence[Image]:
+        """List the images."""
+        return await self._inner.images()
+
+    async def add_image(self, request: ImageRequest) -> Image:
+        """Add an image."""
+        return await self._inner.add_image(request)
+
+    async def remove_image(self, name: str) -> None:
+        """Forget an image."""
+        await self._inner.remove_image(name)

@@ -32,6 +32,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
+from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 
@@ -241,3 +242,23 @@ class Provider(abc.ABC):
             NotFoundError: One of them is not there any more.
         """
         raise unsupported(self.name, Verb.DIFF)
+
+    async def images(self) -> Sequence[Image]:
+        """List the images that a spec may name. Optional: `Verb.IMAGES`, as the two below."""
+        raise unsupported(self.name, Verb.IMAGES)
+
+    async def add_image(self, request: ImageRequest) -> Image:
+        """Add an image, whole or not at all; a name that is taken goes over to it.
+
+        Raises:
+            InvalidRequestError: The source cannot be read, or holds what no sandbox may have.
+        """
+        raise unsupported(self.name, Verb.IMAGES)
+
+    async def remove_image(self, name: str) -> None:
+        """Forget an image; sandboxes and snapshots that started from it go on working.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        raise unsupported(self.name, Verb.IMAGES)

@@ -22,6 +22,7 @@ from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.bases import Bases
 from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity, choose_identity
+from mcp_sandbox.engines.image_store import ImageStore, is_image
 from mcp_sandbox.engines.init_process import note_init, wait_dead
 from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
@@ -42,6 +43,7 @@ class EmbeddedEngine:
     def __init__(self, root: Path) -> None:
         self.identity: Identity = choose_identity()
         self.store = LayerStore(root, self.identity)
+        self.images = ImageStore(root, self.identity)
         self._stack = AsyncExitStack()
         self.spares = Spares(self)
         self._behind: set[asyncio.Task[None]] = set()
@@ -162,15 +164,17 @@ class EmbeddedEngine:
         base = f"base/{state.base}"
         lowers = {
             "root": [f"{base}/root"],
-            "usr": [f"{base}/usr", self.bases.usr],
             "workspace": [await self._project_lower(state)] if state.project else [f"{base}/root/workspace"],
         }
+        if not is_image(state.base):  # an image has a /usr of its own
+            lowers["usr"] = [f"{base}/usr", self.bases.usr]
         volumes = [
             Volume(
                 target=target, upper=f"{top}/{name}", work=work[name],
                 lowers=[*store.lowers(state, name), *lowers[name]],
             )
             for name, target in VOLUMES.items()
+            if name in lowers
         ]  # fmt: skip
         spool = f"sandboxes/{sandbox}/spool"
         volumes.append(

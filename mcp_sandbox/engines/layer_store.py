@@ -1,6 +1,6 @@
 """What the embedded engine keeps on disk: sandboxes, layers, bases and snapshots, each changed by one rename.
 
-    base/<fingerprint>/{root,usr}      generated, shared, never changed
+    base/<fingerprint>/{root,usr}      generated, shared, never changed; `image_store` adds whole root file systems
     layers/<id>/{root,usr,workspace}   the top one of a sandbox is written; one that a snapshot names never is again
     sandboxes/<id>/                    state.json, lock, agent.sock, init.json, spool/, work-*/
     snapshots/<ref>.{json,size}        which layers a snapshot is made of, and how large its own is
@@ -24,6 +24,7 @@ from typing import Any, Final, cast
 from mcp_sandbox.core.errors import NotFoundError, SandboxGoneError, StateError
 from mcp_sandbox.core.sandbox import Limits, SandboxId
 from mcp_sandbox.engines.identity import Identity
+from mcp_sandbox.engines.image_store import named_bases
 from mcp_sandbox.engines.init_process import init_lives
 from mcp_sandbox.hostfs.atomic import locked, write_atomically
 
@@ -311,7 +312,7 @@ class LayerStore:
                 if not init_lives(path) and _is_settled(path):
                     self.discard(path)  # whose server was killed
             layers: set[str] = set()
-            bases = {base}
+            bases = {base, *named_bases(self.root)}
             for sandbox in self._named():
                 with contextlib.suppress(NotFoundError):
                     state = self.load(sandbox)

@@ -22,6 +22,10 @@ ENVIRONMENT: Final = {
     "LOGNAME": "root",
     "SHELL": "/bin/sh",
     "LANG": "C.UTF-8",
+    # The system's Python refuses installs where they could break the system (PEP 668). This one is thrown away.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_ROOT_USER_ACTION": "ignore",
+    "UV_BREAK_SYSTEM_PACKAGES": "1",
 }
 
 _MOUNT, _UTS, _IPC, _USER, _PID, _NETWORK, _CGROUP = (

@@ -15,9 +15,18 @@ from typing import Final
 
 from mcp_sandbox.engines.identity import Identity
 
-__all__ = ["base_fingerprint", "copy_public", "fill_root", "fill_usr", "private_paths"]
+__all__ = [
+    "GENERATED",
+    "NO_SERVICES",
+    "SUDO",
+    "base_fingerprint",
+    "copy_public",
+    "fill_root",
+    "fill_usr",
+    "private_paths",
+]
 
-VERSION: Final = "2"
+VERSION: Final = "3"
 _DIRECTORIES: Final = (
     "dev proc tmp run root home srv mnt opt usr workspace etc var/tmp var/cache var/log var/lib "
     "var/spool/mcp-sandbox var/lib/apt/lists/partial var/cache/apt/archives/partial var/log/apt"
@@ -38,16 +47,17 @@ _CREDENTIAL_URL: Final = re.compile(rb"://[^/\s@]+@")
 _SYSTEM_IDS_END: Final = 1000
 _READ, _ENTER = 0o4, 0o5
 """What others may do with a public file and a public directory."""
-_GENERATED: Final = {
+GENERATED: Final = {
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "etc/hostname": "sandbox\n",
     "etc/resolv.conf": "",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
     "etc/shadow": "root:*:19000:0:99999:7:::\n",
-    "etc/gitconfig": "[safe]\n\tdirectory = /workspace\n\tdirectory = /workspace/*\n[init]\n\tdefaultBranch = main\n",
+    # Whoever owned the project's files outside, here there is one user, who is to work on them.
+    "etc/gitconfig": "[safe]\n\tdirectory = *\n[init]\n\tdefaultBranch = main\n",
     "etc/apt/apt.conf.d/90sandbox": 'APT::Sandbox::User "root";\n',
 }
-_SUDO: Final = """#!/bin/sh
+SUDO: Final = """#!/bin/sh
 # The user inside is root already: run the command as it is.
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -60,6 +70,10 @@ while [ $# -gt 0 ]; do
 done
 [ $# -gt 0 ] || exit 0
 exec "$@"
+"""
+NO_SERVICES: Final = """#!/bin/sh
+# Installing a package starts no service here (invoke-rc.d asks this program): nothing would look after it.
+exit 101
 """
 
 
@@ -132,7 +146,7 @@ def fill_root(root: Path) -> None:
             copy_public(source, root / "etc" / name)
     for name in ("passwd", "group"):
         (root / "etc" / name).write_text(_accounts(name), "utf-8")
-    for name, text in _GENERATED.items():
+    for name, text in GENERATED.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -166,11 +180,11 @@ def fill_usr(usr: Path) -> None:
         if hidden.is_dir():
             shutil.rmtree(hidden)
         os.mknod(hidden, stat.S_IFCHR)  # a whiteout of overlayfs
-    if not Path("/usr/local/bin/sudo").exists():
-        binaries = usr / "local" / "bin"
-        _mirror(binaries, host / "local" / "bin", usr)
-        (binaries / "sudo").write_text(_SUDO, "utf-8")
-        (binaries / "sudo").chmod(0o755)
+    for name, text in {"local/bin/sudo": SUDO, "sbin/policy-rc.d": NO_SERVICES}.items():
+        if not (host / name).exists():
+            _mirror((usr / name).parent, (host / name).parent, usr)
+            (usr / name).write_text(text, "utf-8")
+            (usr / name).chmod(0o755)
 
 
 def _mirror(directory: Path, original: Path, top: Path) -> None:

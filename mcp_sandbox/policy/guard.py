@@ -24,6 +24,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
+from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.provider import Forked, Provider, Sandbox, unsupported
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -185,6 +186,21 @@ class GuardedProvider(DelegatingProvider):
         admit_range("limit", request.limit, 1)
         admit_range("text_bytes", request.text_bytes, 0)
         return await self._inner.diff(request)
+
+    async def images(self) -> Sequence[Image]:
+        """List the images."""
+        _require(self.name, self.capabilities, Verb.IMAGES)
+        return await self._inner.images()
+
+    async def add_image(self, request: ImageRequest) -> Image:
+        """Add an image."""
+        _require(self.name, self.capabilities, Verb.IMAGES)
+        return await self._inner.add_image(request)
+
+    async def remove_image(self, name: str) -> None:
+        """Forget an image."""
+        _require(self.name, self.capabilities, Verb.IMAGES)
+        await self._inner.remove_image(name)
 
     def _admit(self, spec: SandboxSpec) -> SandboxSpec:
         return admit_spec(self._policy, self.name, self.capabilities, spec)

@@ -1,7 +1,6 @@
 """Sandboxes by handle, and the project's default one, made on first use."""
 
 import logging
-import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -23,9 +22,11 @@ from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.service.connections import Connections, LiveSandbox
+from mcp_sandbox.service.images import image_name
+from mcp_sandbox.service.naming import check_new
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.service.summaries import SandboxSummary, summaries
-from mcp_sandbox.store.identity import ID_PREFIX, new_sandbox_id
+from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.store.record import Owner, SandboxRecord, now
 from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
@@ -33,8 +34,6 @@ from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
 __all__ = ["LiveSandbox", "SandboxService", "SandboxSummary"]
 
 _LOG = logging.getLogger(__name__)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
-_MOST_AT_ONCE = 100
 _CREATIONS_IN_PARALLEL = 8
 _DESTROY_S = 60.0
 _ATTEMPTS = 5
@@ -108,14 +107,25 @@ class SandboxService:
             return live
         return await (self._open(handle) if handle else self._open_default())
 
+    async def use_image(self, image: str) -> None:
+        """Let new sandboxes start from an image, by its name or by a path, which is imported if it is new.
+
+        Raises:
+            InvalidRequestError: Nothing is at the path, or it cannot be an image.
+            UnsupportedError: The provider takes no images.
+        """
+        provider = await self._providers.get(self._provider)
+        self._template = replace(self._template, image=await image_name(provider, image))
+
     async def create(
-        self, *, name: str = "", provider: str = "", from_snapshot: str = "", count: int = 1
+        self, *, name: str = "", provider: str = "", image: str = "", from_snapshot: str = "", count: int = 1
     ) -> Sequence[LiveSandbox]:
         """Create sandboxes, all or none, with a snapshot's state if one is given.
 
         Args:
             name: A name in the project; with several sandboxes, its beginning (`name-1`, `name-2`, ...).
             provider: Name of a provider; empty is the snapshot's, else the configured one.
+            image: Name of an image; empty is the configured one.
             from_snapshot: A unique prefix of a snapshot's id, or empty.
             count: How many.
 
@@ -124,7 +134,11 @@ class SandboxService:
             StateError: The name is taken.
             UnsupportedError: The provider cannot do it.
         """
-        _check(name, count)
+        check_new(name, count)
+        if image and from_snapshot:
+            raise InvalidRequestError(
+                "Sandbox not created", why="a snapshot brings all its files along, an image as well", fix="Give one"
+            )
         origin = await self._origin(from_snapshot) if from_snapshot else None
         if origin is not None and provider not in ("", origin.provider):
             raise UnsupportedError(
@@ -135,6 +149,8 @@ class SandboxService:
         chosen = provider or (origin.provider if origin else self._provider)
         await self._providers.get(chosen)
         model = replace(self._record(), provider=chosen, parent=origin.parent if origin else None)
+        if image or origin or chosen != self._provider:
+            model = replace(model, image=image or None)
         return await self._create_all(self.records_like(model, name, count))
 
     def records_like(self, model: SandboxRecord, name: str, count: int) -> "list[SandboxRecord]":
@@ -143,7 +159,7 @@ class SandboxService:
         Raises:
             InvalidRequestError: The name or the count cannot be used.
         """
-        _check(name, count)
+        check_new(name, count)
         names = [name] if count == 1 else [f"{name}-{number}" if name else "" for number in range(1, count + 1)]
         at = now()
         fresh = replace(model, is_default=False, created_at=at, last_used_at=at)
@@ -328,6 +344,11 @@ class SandboxService:
                 f"this project's sandbox runs on provider {live.record.provider!r}; {self._provider!r} is used once it "
                 "is destroyed"
             )
+        if self._default is None and self._template.image not in (None, live.record.image):
+            notices.append(
+                f"this project's sandbox started from {live.record.image or 'the default image'!r}; "
+                f"{self._template.image!r} is used once it is destroyed"
+            )
         self._default = live.record.id
         return replace(live, notices=tuple(notices)) if notices else live
 
@@ -363,7 +384,7 @@ class SandboxService:
 
     def _spec(self, record: SandboxRecord) -> SandboxSpec:
         labels = {"mcp-sandbox.owner": record.principal, "mcp-sandbox.sandbox": record.id}
-        return replace(self._template, id=record.id, labels={**self._template.labels, **labels})
+        return replace(self._template, id=record.id, image=record.image, labels={**self._template.labels, **labels})
 
 
 class _Origin(NamedTuple):
@@ -371,17 +392,3 @@ class _Origin(NamedTuple):
 
     parent: SnapshotId
     provider: str
-
-
-def _check(name: str, count: int) -> None:
-    if name and (not _NAME.match(name) or name.startswith(ID_PREFIX)):
-        raise InvalidRequestError(
-            f"Name {name[:64]!r} cannot be used",
-            why=f"a name has 1 to 63 letters, digits, '.', '_' or '-', begins with one of the first two, and not with "
-            f"{ID_PREFIX!r}",
-            fix="Choose another name, or none",
-        )
-    if not 1 <= count <= _MOST_AT_ONCE:
-        raise InvalidRequestError(
-            f"{count} sandboxes not created", why=f"one call creates 1 to {_MOST_AT_ONCE}", fix="Change `count`"
-        )

@@ -10,6 +10,7 @@ from mcp_sandbox.core.differences import DiffRequest
 from mcp_sandbox.core.errors import NotFoundError, SandboxError, SandboxGoneError, StateError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.files import ReadRequest
+from mcp_sandbox.core.image import ImageRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -191,6 +192,7 @@ class LifecycleContract(Contract):
             Verb.FORK: lambda: sandbox.fork([spec]),
             Verb.CREATE_FROM_SNAPSHOT: lambda: provider.restore(content, spec),
             Verb.DIFF: lambda: provider.diff(DiffRequest(before=content, after=content)),
+            Verb.IMAGES: lambda: provider.add_image(ImageRequest(name="image", source="/nowhere")),
         }
         undeclared = [verb for verb in calls if not provider.capabilities.supports(verb)]
         if not undeclared:

@@ -11,13 +11,14 @@ TOOLS = (
         name="sandbox_create",
         title="Create sandboxes",
         description=(
-            "Create further sandboxes beside the project's own, which needs no creating: to try variants in parallel, "
+            "Create sandboxes beside the project's own, which needs no creating: to try variants in parallel, "
             "or to go on from a snapshot. They stay until `sandbox_destroy`."
         ),
         handler=Deferred(_CALLS, "sandbox_create"),
         properties={
             "name": {"type": "string", "description": "Name to call it by; with count > 1, name-1, name-2, ..."},
             "provider": {"type": "string", "description": "Engine; default: the configured one"},
+            "image": {"type": "string", "description": "Name of an image"},
             "from_snapshot": {"type": "string", "description": "Id prefix of a snapshot to start from"},
             "count": {"type": "integer", "description": "How many", "default": 1, "minimum": 1, "maximum": 100},
         },

@@ -14,19 +14,16 @@ import anyio.to_thread
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, State
-from mcp_sandbox.core.errors import (
-    NotFoundError,
-    ProviderUnavailableError,
-    SandboxGoneError,
-    UnsupportedError,
-)
+from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxGoneError
 from mcp_sandbox.core.examination import Examination
+from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent
 from mcp_sandbox.engines.comparing import compare_layers
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.image_build import add_image
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
 from mcp_sandbox.engines.layering import destroy
 from mcp_sandbox.engines.local_carrier import LocalCarrier
@@ -66,6 +63,7 @@ class LocalProvider(Provider):
                 Verb.CREATE_FROM_SNAPSHOT: native,
                 Verb.FORK: native,
                 Verb.DIFF: native,
+                Verb.IMAGES: VerbSupport(Support.NATIVE, "directories, tar and docker archives; built by debootstrap"),
             },
             snapshot_holds=frozenset({Facet.FILES}),
             network=frozenset({NetworkMode.NONE}),
@@ -84,12 +82,12 @@ class LocalProvider(Provider):
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         require_enforceable(NAME, self._capabilities, spec)
-        if spec.image is not None:
-            raise UnsupportedError(
-                "Image refused", why="provider 'local' starts from the host's own programs",
-                fix="Leave `image` out",
-            )  # fmt: skip
         await self._selftest.require()
+        named = alocked(self._engine.store.structure_lock(), shared=True) if spec.image else contextlib.nullcontext()
+        async with named:  # until the sandbox needs the content, only its name may keep it
+            return await self._create_blank(spec)
+
+    async def _create_blank(self, spec: SandboxSpec) -> LocalSandbox:
         with explained(self._root):
             start = await self._blank(spec)
             state = new_state(spec, start)
@@ -103,7 +101,11 @@ class LocalProvider(Provider):
             return await self._new(spec, await self._blank(spec))
 
     async def _blank(self, spec: SandboxSpec) -> StoredSnapshot:
-        return StoredSnapshot(base=await self._engine.bases.current(), layers=(), project=spec.workspace.source)
+        if spec.image is None:
+            base = await self._engine.bases.current()
+        else:
+            base = await anyio.to_thread.run_sync(self._engine.images.base_of, spec.image)
+        return StoredSnapshot(base=base, layers=(), project=spec.workspace.source)
 
     def _handed_out(self, state: EngineState, carrier: LocalCarrier) -> LocalSandbox:
         return LocalSandbox(self._engine, self._capabilities, state, self._open, carrier)
@@ -169,3 +171,19 @@ class LocalProvider(Provider):
             return self._engine.store.load_snapshot(state.ref)
         found = self._engine.store.load(state.sandbox)
         return found.as_it_is() if isinstance(state, LiveState) else found.as_started()
+
+    async def images(self) -> Sequence[Image]:
+        return await anyio.to_thread.run_sync(self._engine.images.list)
+
+    async def add_image(self, request: ImageRequest) -> Image:
+        async def create(base: str, spec: SandboxSpec) -> Sandbox:
+            return await self._new(spec, StoredSnapshot(base=base, layers=(), project=None))
+
+        try:
+            return await add_image(self._engine.images, request, create, self.destroy)
+        finally:
+            self._engine.sweep()
+
+    async def remove_image(self, name: str) -> None:
+        await anyio.to_thread.run_sync(self._engine.images.remove, name)
+        self._engine.sweep()

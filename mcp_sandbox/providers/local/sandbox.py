@@ -73,7 +73,7 @@ class LocalSandbox(Sandbox):
         self._engine = engine
         self._capabilities = capabilities
         self._state = state
-        self._environment = {**ENVIRONMENT, **state.env}
+        self._environment = {**ENVIRONMENT, **engine.images.environment(state.base), **state.env}
         self._carrier = carrier
         self._connecting = anyio.Lock()
         self._closed = False

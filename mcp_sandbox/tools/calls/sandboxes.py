@@ -21,6 +21,7 @@ async def sandbox_create(call: Call) -> Answer:
     made = await call.services.sandboxes.create(
         name=arguments.get("name", ""),
         provider=arguments.get("provider", ""),
+        image=arguments.get("image", ""),
         from_snapshot=arguments.get("from_snapshot", ""),
         count=arguments["count"],
     )
@@ -83,6 +84,7 @@ def _created(live: LiveSandbox) -> dict[str, Any]:
         "id": record.id,
         "name": record.name,
         "provider": record.provider,
+        **({"image": record.image} if record.image else {}),
         "snapshot": (record.parent or "")[:_SHORT],
     }
 
@@ -94,6 +96,7 @@ def _listed(summary: SandboxSummary) -> dict[str, Any]:
         "name": record.name,
         "default": summary.is_current,
         "provider": record.provider,
+        **({"image": record.image} if record.image else {}),
         "state": (summary.state or "unknown") if summary.state is not SandboxState.GONE else "gone",
         "created_at": seconds_of(record.created_at),
         "last_used_at": seconds_of(record.last_used_at),
