@@ -1,5 +1,6 @@
 """Where state lives on the host: one private directory per OS user, found without trusting the environment blindly."""
 
+import errno
 import os
 import pwd
 import stat
@@ -8,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcp_sandbox.core.errors import ConfigError
+from mcp_sandbox.store.atomic import write_atomically
 
-__all__ = ["StateDirectories", "open_state", "state_root"]
+__all__ = ["LAYOUT", "StateDirectories", "open_state", "state_root"]
+
+LAYOUT = 1
+"""Of the directories below the root. It rises when an older version would misread them; records have their own."""
 
 _HOME_VARIABLE = "MCP_SANDBOX_HOME"
 _FIX = f"Set {_HOME_VARIABLE} to the absolute path of a directory that belongs to you and that only you can write"
@@ -65,9 +70,42 @@ def open_state(environ: Mapping[str, str] = os.environ) -> StateDirectories:
     """
     state = StateDirectories(state_root(environ))
     _make_private(state.root)
+    _check_layout(state.root / "version")
     for path in (state.registry, state.snapshots, state.root / "providers"):
         _make_private(path)
     return state
+
+
+def _check_layout(version: Path) -> None:
+    """Refuse what a newer mcp-sandbox laid out; note the layout where none is noted, as the first versions did not."""
+    try:
+        text = version.read_text("ascii").strip()
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError) as error:
+        raise _unusable(version, f"it cannot be read ({error})") from error
+    if text == str(LAYOUT):
+        return
+    if text and not text.isdecimal():
+        raise _unusable(version, "it does not hold a number")
+    if text and int(text) > LAYOUT:
+        raise ConfigError(
+            "State directory not used",
+            why=f"a newer mcp-sandbox laid it out (layout {text}, this version knows {LAYOUT})",
+            fix=f"Upgrade mcp-sandbox, or set {_HOME_VARIABLE} to another directory",
+        )
+    try:
+        write_atomically(version, f"{LAYOUT}\n".encode())
+    except OSError as error:
+        raise _unusable(version, str(error.strerror)) from error
+
+
+def _unusable(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        "State directory unusable",
+        why=f"{path.name!r}: {why}",
+        fix=f"Make room or mend it, or set {_HOME_VARIABLE} to another directory",
+    )
 
 
 def _home(environ: Mapping[str, str]) -> Path:
@@ -101,6 +139,8 @@ def _make_private(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.stat()
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise _unusable(path, str(error.strerror)) from error
         raise ConfigError("State directory unusable", why=f"{path.name!r}: {error.strerror}", fix=_FIX) from error
     if found.st_uid != os.geteuid():
         raise ConfigError(

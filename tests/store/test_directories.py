@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.core.errors import ConfigError
-from mcp_sandbox.store.directories import open_state, state_root
+from mcp_sandbox.store.directories import LAYOUT, open_state, state_root
 
 __all__: list[str] = []
 
@@ -97,3 +97,32 @@ def test_errors_do_not_tell_host_paths(tmp_path: Path) -> None:
         open_state({"MCP_SANDBOX_HOME": str(tmp_path / "file" / "state")})
     assert str(tmp_path) not in str(caught.value)
     assert "MCP_SANDBOX_HOME" in caught.value.fix
+
+
+def _opened(root: Path) -> Path:
+    return open_state({"MCP_SANDBOX_HOME": str(root)}).root / "version"
+
+
+def test_the_layout_is_noted_once_and_found_again(tmp_path: Path) -> None:
+    version = _opened(tmp_path / "state")
+    assert version.read_text() == f"{LAYOUT}\n"
+    before = version.stat().st_ino
+    assert _opened(tmp_path / "state").stat().st_ino == before
+
+
+def test_a_directory_of_the_first_versions_is_accepted(tmp_path: Path) -> None:
+    """They noted no layout."""
+    record = tmp_path / "state" / "registry" / "sb_aaaaaaaaaaaaaaaaaaaaaaaaaa"
+    record.mkdir(parents=True)
+    (tmp_path / "state").chmod(0o700)
+    assert _opened(tmp_path / "state").read_text() == f"{LAYOUT}\n"
+    assert record.is_dir()
+
+
+@pytest.mark.parametrize(("text", "why"), [("2\n", "newer mcp-sandbox"), ("\0", "not hold a number"), ("x", "number")])
+def test_a_newer_or_damaged_layout_is_refused_and_left_alone(tmp_path: Path, text: str, why: str) -> None:
+    version = _opened(tmp_path / "state")
+    version.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        _opened(tmp_path / "state")
+    assert version.read_text() == text
