@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
 from anyio import to_thread
 
 from mcp_sandbox.core.capability import Isolation
@@ -15,6 +16,7 @@ from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, Workspace, Workspac
 from mcp_sandbox.policy.guard import GuardedProvider
 from mcp_sandbox.policy.rules import Policy
 from mcp_sandbox.providers import registry as providers
+from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.store.atomic import Settler
 from mcp_sandbox.store.directories import StateDirectories, open_state
@@ -53,7 +55,12 @@ def template(project: str) -> SandboxSpec:
 
 @asynccontextmanager
 async def open_sandboxes(
-    *, project: str = "", provider: str = "", image: str = "", everywhere: bool = False
+    *,
+    project: str = "",
+    provider: str = "",
+    image: str = "",
+    everywhere: bool = False,
+    max_sandboxes: int = Lifetimes().max_sandboxes,
 ) -> AsyncGenerator[SandboxService]:
     """Open the sandboxes of one server or command. Providers are reached only when they are needed.
 
@@ -62,6 +69,7 @@ async def open_sandboxes(
         provider: The name of the provider of new sandboxes; empty is the default one.
         image: What new sandboxes start from: a name, or the operator's path of something to import.
         everywhere: Whether handles and lists reach beyond the project.
+        max_sandboxes: How many sandboxes a project may have.
 
     Raises:
         ConfigError: The state directory cannot be used, or a sandbox of this project would show it.
@@ -83,6 +91,7 @@ async def open_sandboxes(
             provider=provider or DEFAULT_PROVIDER,
             template=template(project),
             everywhere=everywhere,
+            max_sandboxes=max_sandboxes,
         ) as sandboxes,
     ):
         if image:
@@ -91,18 +100,25 @@ async def open_sandboxes(
 
 
 @asynccontextmanager
-async def open_services(*, project: str = "", provider: str = "", image: str = "") -> "AsyncGenerator[Services]":
-    """Open all use cases of one server, as `open_sandboxes` does its part of them."""
+async def open_services(
+    *, project: str = "", provider: str = "", image: str = "", lifetimes: Lifetimes | None = None
+) -> "AsyncGenerator[Services]":
+    """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy."""
     from mcp_sandbox.service.execution import ExecutionService
     from mcp_sandbox.service.files import FileService
     from mcp_sandbox.service.search import SearchService
     from mcp_sandbox.service.services import Services
     from mcp_sandbox.service.snapshots import SnapshotService
 
+    lifetimes = lifetimes or Lifetimes()
     async with (
-        open_sandboxes(project=project, provider=provider, image=image) as sandboxes,
+        open_sandboxes(
+            project=project, provider=provider, image=image, max_sandboxes=lifetimes.max_sandboxes
+        ) as sandboxes,
         ExecutionService(sandboxes) as execution,
+        anyio.create_task_group() as tasks,
     ):
+        tasks.start_soon(sandboxes.housekeeping.run, lifetimes)
         yield Services(
             sandboxes=sandboxes,
             execution=execution,
@@ -110,3 +126,4 @@ async def open_services(*, project: str = "", provider: str = "", image: str = "
             search=SearchService(sandboxes),
             snapshots=SnapshotService(sandboxes),
         )
+        tasks.cancel_scope.cancel()

@@ -21,11 +21,13 @@ from mcp_sandbox.cli.tables import print_json
 from mcp_sandbox.core.errors import ProviderError, SandboxError
 from mcp_sandbox.core.examination import Fence, Shortcoming
 from mcp_sandbox.core.exec import ExecRequest, Exited
+from mcp_sandbox.core.leftovers import EXPIRES
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.providers import registry
 from mcp_sandbox.store.directories import StateDirectories, open_state, state_root
 from mcp_sandbox.store.identity import new_sandbox_id
+from mcp_sandbox.store.record import now
 
 __all__ = ["main"]
 
@@ -125,7 +127,7 @@ async def _use(finding: _Finding, state: StateDirectories) -> None:
         finding.isolation = provider.capabilities.isolation.name.lower()
         async with _step(finding, "self-test"):
             await _examined(finding, provider)
-        spec = replace(template(""), id=new_sandbox_id(), labels={"mcp-sandbox.owner": "doctor"})
+        spec = replace(template(""), id=new_sandbox_id(), labels={"mcp-sandbox.owner": "doctor", EXPIRES: now()})
         try:
             async with _step(finding, "create"):
                 sandbox = await provider.create(spec)

@@ -7,6 +7,7 @@ import os
 import sys
 
 from mcp_sandbox import __version__
+from mcp_sandbox.settings.lifetimes import lifetimes
 from mcp_sandbox.settings.project import find_project
 from mcp_sandbox.tools.catalog import tools_for
 from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
@@ -24,13 +25,16 @@ _NAMES = {
     "--image": "image",
     "--tools": "tools",
     "--tool-prefix": "tool_prefix",
+    "--idle-time": "idle_time",
+    "--max-age": "max_age",
+    "--max-sandboxes": "max_sandboxes",
 }
 
 
 class Options:
     """What can be said to a server."""
 
-    __slots__ = ("image", "project", "provider", "tool_prefix", "tools")
+    __slots__ = ("image", "lifetimes", "project", "provider", "tool_prefix", "tools")
 
     def __init__(
         self,
@@ -40,12 +44,16 @@ class Options:
         image: str = "",
         tools: str = "default",
         tool_prefix: str = "",
+        idle_time: str | None = None,
+        max_age: str | None = None,
+        max_sandboxes: str | None = None,
     ) -> None:
         self.project = project
         self.provider = provider
         self.image = image
         self.tools = tools
         self.tool_prefix = tool_prefix
+        self.lifetimes = lifetimes(idle_time=idle_time, max_age=max_age, max_sandboxes=max_sandboxes)
 
 
 def main(arguments: list[str]) -> int:
@@ -78,6 +86,7 @@ def _serve(options: Options, project: str, wire: Wire | None, handover: Handover
         image=options.image,
         profile=options.tools,
         prefix=options.tool_prefix,
+        lifetimes=options.lifetimes,
         wire=wire,
         handover=handover,
     )
@@ -106,7 +115,10 @@ def _parsed(arguments: list[str]) -> Options:
         if field is None or text is None:
             return _explained(arguments)
         given[field] = text
-    options = Options(**given)
+    try:
+        options = Options(**given)
+    except ValueError:
+        return _explained(arguments)
     return options if options.tools in PROFILES and _is_prefix(options.tool_prefix) else _explained(arguments)
 
 
@@ -132,4 +144,16 @@ def _explained(arguments: list[str]) -> Options:
     reader.add_argument(
         "--tool-prefix", metavar="P", type=prefix, default="", help="what every tool's name begins with"
     )
-    return Options(**vars(reader.parse_args(arguments)))
+    reader.add_argument(
+        "--idle-time", metavar="T", help="end the processes of a sandbox after so long without a call (default: never)"
+    )
+    reader.add_argument(
+        "--max-age",
+        metavar="T",
+        help="keep a sandbox that is not a project's own as a snapshot only after so long without use (default: 30d)",
+    )
+    reader.add_argument("--max-sandboxes", metavar="N", help="how many a project may have (default: 256)")
+    try:
+        return Options(**vars(reader.parse_args(arguments)))
+    except ValueError as error:
+        reader.error(str(error))

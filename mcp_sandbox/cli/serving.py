@@ -3,12 +3,14 @@
 import asyncio
 import os
 import sys
+from typing import Any
 
 import anyio
 
 from mcp_sandbox.app import open_services
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.kept import Kept
+from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.services import Services
 from mcp_sandbox.tools.server import build_server
 from mcp_sandbox.transport.claim import Wire
@@ -25,6 +27,7 @@ def serve(
     image: str,
     profile: str,
     prefix: str,
+    lifetimes: "dict[str, Any]",
     wire: Wire | None,
     handover: Handover | None,
 ) -> None:
@@ -39,7 +42,10 @@ def serve(
 
     async def serve_client() -> None:
         async with anyio.create_task_group() as tasks:
-            services = Kept(tasks, lambda: open_services(project=project, provider=provider, image=image))
+            kept = Lifetimes(**lifetimes)
+            services = Kept(
+                tasks, lambda: open_services(project=project, provider=provider, image=image, lifetimes=kept)
+            )
             server = build_server(services.get, profile=profile, prefix=prefix)
             tasks.start_soon(complain, services)
             try:

@@ -27,6 +27,7 @@ from mcp_sandbox.core.files import (
     WriteResult,
 )
 from mcp_sandbox.core.image import Image, ImageRequest
+from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.provider import Forked, Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -230,3 +231,9 @@ class DelegatingProvider(Provider):
     async def remove_image(self, name: str) -> None:
         """Forget an image."""
         await self._inner.remove_image(name)
+
+    async def collect(
+        self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False
+    ) -> Sequence[Leftover]:
+        """Remove what nobody remembers."""
+        return await self._inner.collect(remembered, kept_s=kept_s, now=now, dry_run=dry_run)

@@ -33,6 +33,7 @@ from mcp_sandbox.core.files import (
     WriteResult,
 )
 from mcp_sandbox.core.image import Image, ImageRequest
+from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 
@@ -262,3 +263,16 @@ class Provider(abc.ABC):
             NotFoundError: There is none.
         """
         raise unsupported(self.name, Verb.IMAGES)
+
+    async def collect(
+        self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False
+    ) -> Sequence[Leftover]:
+        """Remove what nobody remembers and no live process uses or makes; say what that was. Optional.
+
+        Args:
+            remembered: What must stay.
+            kept_s: How long whole sandboxes and snapshots stay although nobody remembers them.
+            now: The time, in seconds since 1970.
+            dry_run: Only say what would go.
+        """
+        return ()

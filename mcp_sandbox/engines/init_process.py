@@ -6,8 +6,9 @@ import os
 import select
 import signal
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import anyio
 
@@ -21,7 +22,7 @@ DEATH_S: Final = 10.0
 
 def note_init(directory: Path, pid: int) -> None:
     """Remember in a sandbox's directory which process its init is."""
-    record = {"pid": pid, "started": _start_time(pid)}
+    record = {"pid": pid, "started": _start_time(pid), "boot": _boot()}
     write_atomically(directory / "init.json", json.dumps(record).encode(), durable=False)
 
 
@@ -65,8 +66,10 @@ def kill_init(directory: Path) -> None:
 def _init(directory: Path) -> Generator[int | None]:
     """Yield a pidfd of a sandbox's init, `None` if it is not the process that was started."""
     try:
-        record = json.loads((directory / "init.json").read_bytes())
+        record = cast("dict[str, Any]", json.loads((directory / "init.json").read_bytes()))
         pid, started = int(record["pid"]), record["started"]
+        if record.get("boot", _boot()) != _boot():
+            raise ProcessLookupError(pid)  # whoever has the number now is somebody else
         pidfd = os.pidfd_open(pid)
     except (FileNotFoundError, ProcessLookupError, ValueError, KeyError, TypeError):
         yield None  # it never started, or ended long ago
@@ -85,6 +88,14 @@ async def _ended(pidfd: int, within_s: float) -> bool:
             await anyio.wait_readable(pidfd)
         return True
     return False
+
+
+@cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 def _start_time(pid: int) -> str:

@@ -28,7 +28,7 @@ from mcp_sandbox.engines.image_store import named_bases
 from mcp_sandbox.engines.init_process import init_lives
 from mcp_sandbox.hostfs.atomic import locked, write_atomically
 
-__all__ = ["SPARE", "VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "destroyed"]
+__all__ = ["SPARE", "VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "damaged", "destroyed"]
 
 VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
 """Directories of a layer and where each one is mounted."""
@@ -127,14 +127,16 @@ class LayerStore:
         """
         try:
             fields = _object((self.directory(sandbox) / "state.json").read_bytes())
+            for name in ("layers", "start", "mounted"):
+                fields[name] = tuple(fields.get(name, ()))
+            fields["limits"] = Limits(**fields["limits"])
+            return EngineState(**fields)
         except FileNotFoundError:
             raise NotFoundError(
                 f"No sandbox {sandbox}", why="the embedded engine has no files of it", fix="List the sandboxes"
             ) from None
-        for name in ("layers", "start", "mounted"):
-            fields[name] = tuple(fields.get(name, ()))
-        fields["limits"] = Limits(**fields["limits"])
-        return EngineState(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(f"Sandbox {sandbox}", error) from error
 
     def adopt(self, spare: SandboxId, state: EngineState) -> None:
         """Make a spare the sandbox that `state` describes, in one step.
@@ -264,12 +266,14 @@ class LayerStore:
         """
         try:
             fields = _object((self.root / "snapshots" / f"{Path(ref).name}.json").read_bytes())
+            fields["layers"] = tuple(fields["layers"])
+            return StoredSnapshot(**fields)
         except FileNotFoundError:
             raise NotFoundError(
                 "No such snapshot content", why=f"{ref!r} was deleted from the embedded engine", fix="List snapshots"
             ) from None
-        fields["layers"] = tuple(fields["layers"])
-        return StoredSnapshot(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged("Snapshot content", error) from error
 
     def snapshot_size_bytes(self, ref: str) -> int:
         """Return the bytes that a snapshot's own layer takes, counted once. Blocks, longer for many files.
@@ -301,33 +305,47 @@ class LayerStore:
         """Return the lock file to hold while a snapshot's layers are given to a sandbox."""
         return self.root / "structure.lock"
 
-    def collect(self, base: str) -> list[str]:
+    def collect(self, base: str, *, now: float | None = None) -> list[str]:
         """Discard layers and bases that no sandbox and no snapshot names; return what is in the trash. Blocks.
+
+        Nothing is discarded while anything is damaged: it may name what would go.
 
         Args:
             base: The one that new sandboxes get; it stays in any case.
+            now: The time, if it is not the present.
         """
-        with locked(self.structure_lock()):
+        with contextlib.suppress(StateError), locked(self.structure_lock()):
             for path in (self.root / "sandboxes").glob(f"{SPARE}*"):
-                if not init_lives(path) and _is_settled(path):
+                if not init_lives(path) and _is_settled(path, now):
                     self.discard(path)  # whose server was killed
-            layers: set[str] = set()
-            bases = {base, *named_bases(self.root)}
-            for sandbox in self._named():
-                with contextlib.suppress(NotFoundError):
-                    state = self.load(sandbox)
-                    layers |= {*state.layers, state.top, *state.start, *state.mounted}
-                    bases.add(state.base)
-            for ref in self.snapshots():
-                with contextlib.suppress(NotFoundError):
-                    snapshot = self.load_snapshot(ref)
-                    layers |= set(snapshot.layers)
-                    bases.add(snapshot.base)
-            for kind, used in (("layers", layers), ("base", bases)):
-                for path in (self.root / kind).iterdir():
-                    if path.name not in used and _is_settled(path):
-                        self.discard(path)
+            for path in self.unnamed(base, now=now):
+                self.discard(path)
         return [f"trash/{path.name}" for path in (self.root / "trash").iterdir()]
+
+    def unnamed(self, base: str, *, now: float | None = None) -> list[Path]:
+        """Return the layers and bases that `collect` would discard; hold the structure lock.
+
+        Raises:
+            StateError: The state of a sandbox or a snapshot cannot be read.
+        """
+        layers: set[str] = set()
+        bases = {base, *named_bases(self.root)}
+        for sandbox in self._named():
+            with contextlib.suppress(NotFoundError):
+                state = self.load(sandbox)
+                layers |= {*state.layers, state.top, *state.start, *state.mounted}
+                bases.add(state.base)
+        for ref in self.snapshots():
+            with contextlib.suppress(NotFoundError):
+                snapshot = self.load_snapshot(ref)
+                layers |= set(snapshot.layers)
+                bases.add(snapshot.base)
+        return [
+            path
+            for kind, used in (("layers", layers), ("base", bases))
+            for path in (self.root / kind).iterdir()
+            if path.name not in used and _is_settled(path, now)
+        ]
 
 
 def _holds_anything(directory: Path) -> bool:
@@ -339,9 +357,9 @@ def _holds_anything(directory: Path) -> bool:
         return True
 
 
-def _is_settled(path: Path) -> bool:
+def _is_settled(path: Path, now: float | None) -> bool:
     try:
-        return time.time() - path.stat().st_ctime > SETTLED_S
+        return (time.time() if now is None else now) - path.stat().st_ctime > SETTLED_S
     except FileNotFoundError:
         return False
 
@@ -352,6 +370,14 @@ def _taken(sandbox: str) -> StateError:
 
 def _object(text: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(text))
+
+
+def damaged(what: str, error: Exception) -> StateError:
+    """Return the error for state on the disk that makes no sense."""
+    return StateError(
+        f"{what} cannot be used", why=f"its state on the disk is damaged, or of a newer version ({error!r})",
+        fix="Upgrade mcp-sandbox if it is newer; else destroy it, and go on from a snapshot",
+    )  # fmt: skip
 
 
 def destroyed(sandbox: str) -> SandboxGoneError:

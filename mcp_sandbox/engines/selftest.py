@@ -28,6 +28,7 @@ from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError, San
 from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.exec import ExecRequest, OutputChunk, StreamName
 from mcp_sandbox.core.files import WriteRequest
+from mcp_sandbox.core.leftovers import EXPIRES
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxSpec
 from mcp_sandbox.engines.diagnosis import explained, shortcomings
@@ -52,7 +53,8 @@ CANARY: Final = "mcp-sandbox-canary-"
 UNKNOWN_ROLE: Final = 2
 """How the guest program ends when it does not know what it is asked for."""
 VARIABLE: Final = "MCP_SANDBOX_CANARY"
-LABELS: Final = {"mcp-sandbox.owner": "self-test"}
+LABELS: Final = {"mcp-sandbox.owner": "self-test", EXPIRES: "1970-01-01T00:00:00.000Z"}
+"""Whoever dies while it runs leaves nothing that anybody wants."""
 
 Open = Callable[[SandboxSpec], Awaitable[Sandbox]]
 Destroy = Callable[[SandboxId], Awaitable[None]]

@@ -1,7 +1,7 @@
 """Providers by name: opened on first use, once, kept open, and closed by the task that opened them."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -33,6 +33,17 @@ class OpenProviders:
         self._make = make
         self._kept: dict[str, Kept[Provider]] = {}
         self._tasks: TaskGroup | None = None
+        self._open: list[str] = []
+        self._first = anyio.Event()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The providers that are open."""
+        return tuple(self._open)
+
+    async def wait_for_one(self) -> None:
+        """Return once a provider has been opened."""
+        await self._first.wait()
 
     async def get(self, name: str) -> Provider:
         """Return the opened provider. A failure to open is told to everybody who waits, and tried again next time.
@@ -59,9 +70,12 @@ class OpenProviders:
                 why=f"its engine did not answer within {_OPEN_S:g} s",
                 fix="Run `mcp-sandbox doctor`, which says what it waits for",
             ) from error
+        self._open.append(name)
+        self._first.set()
         try:
             yield provider
         finally:
+            self._open.remove(name)
             await _close(provider)
 
     async def __aenter__(self) -> Self:

@@ -24,6 +24,7 @@ from mcp_sandbox.core.files import (
     StatRequest,
     UploadRequest,
 )
+from mcp_sandbox.core.leftovers import EXPIRES
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import WORKSPACE, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent
@@ -36,7 +37,7 @@ __all__ = ["PartialRestore", "chosen_paths"]
 
 _CLEANUP_S = 30.0
 _EXPIRES_AFTER = timedelta(hours=1)
-_EXPIRES, _OWNER = "mcp-sandbox.expires", "mcp-sandbox.owner"
+_OWNER = "mcp-sandbox.owner"
 _MOST_PATHS = 1000
 _KERNEL_TREES = ("/proc", "/sys", "/dev")
 _NEW = "new"
@@ -94,7 +95,7 @@ class PartialRestore:
         expires = timestamp(datetime.now(UTC) + _EXPIRES_AFTER)
         self._provider = provider
         self._content = content
-        self._spec = replace(spec, labels={**spec.labels, _EXPIRES: expires})
+        self._spec = replace(spec, labels={**spec.labels, EXPIRES: expires})
         self._spool = ArchiveSpool()
         self._source: Sandbox | None = None
         self._fetched: list[_Fetched] = []
@@ -147,7 +148,7 @@ class PartialRestore:
     async def _sweep(self) -> None:
         with suppress(SandboxError):
             for info in await self._provider.list():
-                expires = info.labels.get(_EXPIRES, "")
+                expires = info.labels.get(EXPIRES, "")
                 if expires and expires < now() and info.labels.get(_OWNER) == self._spec.labels.get(_OWNER):
                     await self._provider.destroy(info.id)
 

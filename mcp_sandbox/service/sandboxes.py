@@ -21,8 +21,11 @@ from mcp_sandbox.core.errors import (
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
+from mcp_sandbox.service.announcing import about_another, about_configuration
 from mcp_sandbox.service.connections import Connections, LiveSandbox
+from mcp_sandbox.service.housekeeping import Housekeeping
 from mcp_sandbox.service.images import image_name
+from mcp_sandbox.service.lifetimes import require_room
 from mcp_sandbox.service.naming import check_new
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.service.summaries import SandboxSummary, summaries
@@ -51,6 +54,7 @@ class SandboxService:
         template: What a new sandbox is created from; its id and labels are replaced.
         everywhere: Whether handles and lists reach beyond the project, as for the person at the command line.
         patience_s: How long a list waits for engines.
+        max_sandboxes: How many sandboxes a project may have.
     """
 
     def __init__(
@@ -64,10 +68,12 @@ class SandboxService:
         template: SandboxSpec,
         everywhere: bool = False,
         patience_s: float = 5.0,
+        max_sandboxes: int = 256,
     ) -> None:
         self.owner = owner
         self.snapshots = snapshots
         self.everywhere = everywhere
+        self._max_sandboxes = max_sandboxes
         self._registry = registry
         self._provider = provider
         self._template = template
@@ -79,6 +85,10 @@ class SandboxService:
             spec_of=self._spec,
             content_of=lambda snapshot_id: snapshots.load(snapshot_id).snapshot.native,
         )
+        self.housekeeping = Housekeeping(
+            registry=registry, snapshots=snapshots, providers=self._providers, connections=self._connections,
+            principal=owner.principal,
+        )  # fmt: skip
         self._default: SandboxId | None = None
         self._finding_default = anyio.Lock()  # of many first calls, one looks for the default sandbox
 
@@ -146,6 +156,7 @@ class SandboxService:
                 why=f"the snapshot's content belongs to provider {origin.provider!r}, not to {provider!r}",
                 fix=f"Leave `provider` out, or give {origin.provider!r}",
             )
+        await self.require_room(count)
         chosen = provider or (origin.provider if origin else self._provider)
         await self._providers.get(chosen)
         model = replace(self._record(), provider=chosen, parent=origin.parent if origin else None)
@@ -219,6 +230,14 @@ class SandboxService:
         project = None if self.everywhere else self.owner.project
         records = await to_thread.run_sync(lambda: self._registry.list(principal=self.owner.principal, project=project))
         return await summaries(records, self._providers, self.owner, patience_s=self._patience_s)
+
+    async def require_room(self, count: int) -> None:
+        """Return if the project may have so many more sandboxes.
+
+        Raises:
+            CapacityError: It may not; names those that were not used for longest.
+        """
+        await to_thread.run_sync(require_room, self._registry, self.owner, count, self._max_sandboxes)
 
     async def find(self, handle: str | None = None) -> SandboxRecord | None:
         """Return the record that a handle means, without connecting; without one that of the default, if there is one.
@@ -333,22 +352,9 @@ class SandboxService:
             self._default = None
 
     def _announced(self, live: LiveSandbox, gone: SandboxId | None) -> LiveSandbox:
-        notices = list(live.notices)
-        if gone not in (None, live.record.id):
-            notices.append(
-                f"sandbox {gone} is gone with everything in it; this is another one, {live.record.id}. "
-                "Snapshots of the old one remain: see snapshot_list"
-            )
-        if self._default is None and live.record.provider != self._provider:
-            notices.append(
-                f"this project's sandbox runs on provider {live.record.provider!r}; {self._provider!r} is used once it "
-                "is destroyed"
-            )
-        if self._default is None and self._template.image not in (None, live.record.image):
-            notices.append(
-                f"this project's sandbox started from {live.record.image or 'the default image'!r}; "
-                f"{self._template.image!r} is used once it is destroyed"
-            )
+        notices = [*live.notices, *about_another(live.record, gone)]
+        if self._default is None:
+            notices += about_configuration(live.record, self._provider, self._template.image)
         self._default = live.record.id
         return replace(live, notices=tuple(notices)) if notices else live
 

@@ -18,7 +18,8 @@ async def using(sandboxes: SandboxService, handle: str | None) -> AsyncGenerator
     """
     live = await sandboxes.open(handle)
     try:
-        yield live
+        with sandboxes.housekeeping.usage.of(live.record.id):
+            yield live
     except SandboxError as error:
         if live.notices:
             error.args = ("\n".join([*live.notices, str(error)]),)

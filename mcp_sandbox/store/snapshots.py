@@ -90,6 +90,18 @@ class SnapshotStore:
             )
         )
 
+    def all(self) -> "Iterator[StoredSnapshot]":
+        """Return every snapshot of everybody.
+
+        Raises:
+            SnapshotCorruptError, StateError: A record cannot be read.
+        """
+        for snapshot_id in self._names():
+            if (stored := self._seen(snapshot_id)) is not None:
+                yield stored
+            elif self._path(snapshot_id).exists():
+                yield self.load(snapshot_id)
+
     def find(self, prefix: str, *, principal: str, project: str | None = None) -> StoredSnapshot:
         """Return the snapshot whose id begins with `prefix`, read from the disk and checked.
 

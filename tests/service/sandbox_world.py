@@ -72,7 +72,13 @@ class World:
 
     @asynccontextmanager
     async def server(
-        self, *, project: str = "/p", principal: str = "me", provider: str = "", everywhere: bool = False
+        self,
+        *,
+        project: str = "/p",
+        principal: str = "me",
+        provider: str = "",
+        everywhere: bool = False,
+        max_sandboxes: int = 256,
     ) -> AsyncGenerator[Server]:
         """Start a server."""
 
@@ -89,6 +95,7 @@ class World:
             template=SandboxSpec(id=SandboxId("template")),
             everywhere=everywhere,
             patience_s=0.5,
+            max_sandboxes=max_sandboxes,
         ) as sandboxes:
             yield Server(sandboxes, SnapshotService(sandboxes))
 

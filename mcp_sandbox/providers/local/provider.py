@@ -14,9 +14,10 @@ import anyio.to_thread
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, State
-from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxGoneError
+from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, StateError
 from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.image import Image, ImageRequest
+from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent
@@ -26,6 +27,7 @@ from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.image_build import add_image
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
 from mcp_sandbox.engines.layering import destroy
+from mcp_sandbox.engines.leftovers import collect_leftovers
 from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.selftest import SelfTest
 from mcp_sandbox.hostfs.atomic import alocked
@@ -128,7 +130,7 @@ class LocalProvider(Provider):
             try:
                 state = self._engine.store.load(sandbox)
                 carrier = await self._engine.connect(sandbox)
-            except (NotFoundError, SandboxGoneError, ProviderUnavailableError):
+            except (NotFoundError, StateError, ProviderUnavailableError):
                 continue
             if carrier is not None:
                 await carrier.aclose()
@@ -187,3 +189,8 @@ class LocalProvider(Provider):
     async def remove_image(self, name: str) -> None:
         await anyio.to_thread.run_sync(self._engine.images.remove, name)
         self._engine.sweep()
+
+    async def collect(
+        self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False
+    ) -> Sequence[Leftover]:
+        return await collect_leftovers(self._engine, remembered, kept_s=kept_s, now=now, dry_run=dry_run)

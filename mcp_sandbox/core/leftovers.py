@@ -1,0 +1,31 @@
+"""What an engine holds that nobody remembers any more."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mcp_sandbox.core.sandbox import SandboxId
+
+__all__ = ["EXPIRES", "Leftover", "Remembered"]
+
+EXPIRES: Final = "mcp-sandbox.expires"
+"""Label of a sandbox that was made for a passing purpose: until when, in UTC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What must stay. Asked for each thing just before it goes: somebody may have entered it meanwhile."""
+
+    sandbox: Callable[[SandboxId], bool]
+    snapshot: Callable[[str], bool]
+    """By the provider's reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """Something that nobody needs."""
+
+    kind: str
+    """`sandbox`, `snapshot`, `record`, `layer` or `file`."""
+    name: str
+    why: str

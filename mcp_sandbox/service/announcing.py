@@ -1,0 +1,33 @@
+"""What is told once about a project's own sandbox."""
+
+from collections.abc import Sequence
+
+from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.store.record import SandboxRecord
+
+__all__ = ["about_another", "about_configuration"]
+
+
+def about_another(record: SandboxRecord, gone: SandboxId | None) -> Sequence[str]:
+    """Return what to say where another sandbox was used before."""
+    if gone in (None, record.id):
+        return ()
+    return (
+        f"sandbox {gone} is gone with everything in it; this is another one, {record.id}. "
+        "Snapshots of the old one remain: see snapshot_list",
+    )
+
+
+def about_configuration(record: SandboxRecord, provider: str, image: str | None) -> Sequence[str]:
+    """Return what to say where the configuration names another provider or image than the sandbox has."""
+    said: list[str] = []
+    if record.provider != provider:
+        said.append(
+            f"this project's sandbox runs on provider {record.provider!r}; {provider!r} is used once it is destroyed"
+        )
+    if image not in (None, record.image):
+        said.append(
+            f"this project's sandbox started from {record.image or 'the default image'!r}; "
+            f"{image!r} is used once it is destroyed"
+        )
+    return said
