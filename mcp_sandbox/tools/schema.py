@@ -50,6 +50,8 @@ def check_arguments(tool: Tool, given: Mapping[str, Any] | None) -> dict[str, An
         if _is_absent(value, fragment):
             continue
         try:
+            if name in tool.required and fragment["type"] == "string" and not isinstance(value, str):
+                raise _WrongValueError("a string")  # what the call is about: a number there is a mistake, not a habit
             checked[name] = _coerce(value, fragment)
         except _WrongValueError as error:
             problems.append(f"{name!r} must be {error}, not {_shown(value)}")

@@ -27,6 +27,7 @@ TOOL = Tool(
     handler=_handler,
     properties={
         "command": {"type": "string", "description": "Text"},
+        "note": {"type": "string", "description": "More text"},
         "count": {"type": "integer", "description": "Whole", "minimum": 1, "maximum": 10},
         "timeout_s": {"type": "number", "description": "Any", "exclusiveMinimum": 0},
         "force": {"type": "boolean", "description": "Switch", "default": False},
@@ -80,7 +81,13 @@ def test_a_string_stays_as_it_is_even_if_it_looks_like_json(text: str) -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(5, "5"), (2.5, "2.5"), (True, "true")])
 def test_a_number_given_for_a_string_becomes_its_text(value: Any, text: str) -> None:
-    assert check_arguments(TOOL, {"command": value})["command"] == text
+    assert _check(note=value)["note"] == text
+
+
+@pytest.mark.parametrize("value", [5, 2.5, True])
+def test_a_number_that_the_whole_call_is_about_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'command' must be a string, not "):
+        check_arguments(TOOL, {"command": value})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,7 @@ def test_a_number_given_for_a_string_becomes_its_text(value: Any, text: str) -> 
     [
         ({"comand": "x"}, ["'comand'", "did you mean 'command'?", "'command' is missing"]),
         ({"command": "x", "timeout": 5}, ["'timeout'", "did you mean 'timeout_s'?"]),
-        ({"command": "x", "zzz": 5}, ["unknown argument 'zzz'", "command, count"]),
+        ({"command": "x", "zzz": 5}, ["unknown argument 'zzz'", "command, note, count"]),
         ({"command": "x", "count": "many"}, ["'count' must be a whole number", '"many"']),
         ({"command": "x", "count": True}, ["'count' must be a whole number"]),
         ({"command": "x", "count": 1.5}, ["'count' must be a whole number"]),
