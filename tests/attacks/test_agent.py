@@ -113,6 +113,15 @@ else:
 while True:
     pass
 """
+LEASE = """
+import fcntl, os, shutil, signal, time
+os.makedirs("/root/.local/bin", exist_ok=True)
+shutil.copy("/bin/sh", "/root/.local/bin/sh")
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(os.open("/root/.local/bin/sh", os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("up", flush=True)
+time.sleep(60)
+"""
 ABOUT_INIT = """
 import os, resource
 attempts = {
@@ -146,6 +155,22 @@ async def test_a_command_that_is_stopped_before_it_began_holds_nobody_up(sandbox
         with anyio.fail_after(PROMPT_S):
             assert await read_file(sandbox, "/etc/hostname") == b"sandbox\n"
     assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
+
+
+async def test_a_program_that_somebody_holds_a_lease_on_holds_nobody_else_up(sandbox: Sandbox) -> None:
+    """Whoever executes it waits until the lease is over: 45 seconds, in which the agent answered nobody."""
+    async with attacking(sandbox, LEASE), anyio.create_task_group() as tasks:
+        terminations: list[Termination] = []
+
+        async def start_the_program() -> None:
+            terminations.append((await run(sandbox, "sh", "-c", "true", timeout_s=3)).result.termination)
+
+        tasks.start_soon(start_the_program)
+        await anyio.sleep(0.2)
+        with anyio.fail_after(PROMPT_S):
+            assert await read_file(sandbox, "/etc/hostname") == b"sandbox\n"
+            assert (await run(sandbox, "/bin/echo", "works")).stdout == b"works\n"
+    assert terminations == [Termination.TIMEOUT], "the control: it waited"
 
 
 @pytest.mark.parametrize("verb", ["list", "download", "upload", "remove"])

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 
 #define LOOK_AGAIN_MS 10
+#define STARTING_MS 1000          /* whoever holds a lease on a program makes the kernel wait 45 s before it runs */
 
 struct job *jobs;
 int proc_fd = -1, null_fd = -1;
@@ -99,15 +100,16 @@ static void become_command(struct spawn *s) {
   _exit(127);
 }
 
-/* Wait until a child has become its program; whether it failed. One that somebody inside stops on the way, which could
-   hold us for good, counts as started. */
+/* Wait until a child has become its program; whether it failed. One that somebody inside stops on the way, or holds up,
+   counts as started: we would be held with it. */
 static bool exec_failed(pid_t pid, int from, struct failure *failure) {
-  for (;;) {
+  for (int waited = 0; waited < STARTING_MS; waited += LOOK_AGAIN_MS) {
     struct pollfd told = {from, POLLIN, 0};
     siginfo_t stopped = {.si_pid = 0};
     if (poll(&told, 1, LOOK_AGAIN_MS) > 0) return read(from, failure, sizeof *failure) == sizeof *failure;
     if (waitid(P_PID, (id_t)pid, &stopped, WEXITED | WSTOPPED | WNOHANG | WNOWAIT) < 0 || stopped.si_pid) return false;
   }
+  return false;
 }
 
 static int open_terminal(uint16_t rows, uint16_t cols, int *slave) {
