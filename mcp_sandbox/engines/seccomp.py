@@ -71,6 +71,8 @@ _NEW_NAMESPACES: Final = 0x7E020000
 _TERMINAL_INJECTION: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _ADDRESS_FAMILIES: Final = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK
 _PERSONALITIES: Final = (0, 8, 0x20000, 0xFFFFFFFF)
+_EVERYBODYS: Final = {"setpriority": 2, "ioprio_set": 3}
+"""What their first argument is where all processes of a user are meant, and init is one of them."""
 _CORE_LIMIT: Final = 4  # RLIMIT_CORE; `plan.py` says why it stays what it is
 _INIT: Final = 1
 _CHARACTER_DEVICE, _BLOCK_DEVICE, _TYPE_MASK = 0o020000, 0o060000, 0o170000
@@ -145,6 +147,9 @@ def _rules(column: int, *, one_id: bool) -> dict[int, _Code]:
     named["setrlimit"] = _one_of([_argument(0)], (_CORE_LIMIT,), _PRETEND, _ALLOW)
     for name, index in _ABOUT_INIT.items():
         named[name] = _one_of([_argument(index)], (_INIT,), _EPERM, _ALLOW)
+    for name, everybody in _EVERYBODYS.items():
+        of_all = [_argument(0), _Step(_EQUAL, everybody, 0, 1), _Step(_RETURN, _EPERM)]
+        named[name] = [*of_all, *named[name]]
     named["personality"] = _one_of([_argument(0)], _PERSONALITIES, _ALLOW, _EPERM)
     for name, index in (("mknod", 1), ("mknodat", 2)):
         kind = [_argument(index), _Step(_AND, _TYPE_MASK)]

@@ -123,10 +123,15 @@ print("up", flush=True)
 time.sleep(60)
 """
 ABOUT_INIT = """
-import os, resource
+import ctypes, os, platform, resource
+def disk():
+    if ctypes.CDLL(None).syscall({"x86_64": 251, "aarch64": 30}[platform.machine()], 3, 0, 3 << 13) != 0:
+        raise OSError
 attempts = {
     "limit": lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)),
     "nice": lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+    "nice, all of the user": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    "disk, all of the user": disk,
     "idle": lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
     "affinity": lambda: os.sched_setaffinity(1, [0]),
     "trace": lambda: open("/proc/1/mem", "rb"),
@@ -270,7 +275,7 @@ async def test_nobody_inside_changes_how_the_agent_runs(sandbox: Sandbox) -> Non
     shown = await run(sandbox, "python3", "-c", ABOUT_INIT)
     assert shown.exit_code == 0, shown.stderr.decode()
     assert shown.stdout.decode().splitlines() == [
-        "refused limit", "refused nice", "refused idle", "refused affinity", "refused trace", "(64, 128)",
+        "refused limit", "refused nice", "refused nice, all of the user", "refused disk, all of the user", "refused idle", "refused affinity", "refused trace", "(64, 128)",
     ]  # fmt: skip
 
 
