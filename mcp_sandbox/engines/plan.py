@@ -52,6 +52,9 @@ _READ_ONLY: Final = ("sys", "irq", "bus", "fs", "tty", "acpi", "scsi", "driver")
 _NO_CORE_FILES: Final = 1
 """With 0 a program that the machine's `core_pattern` names still gets it, as the host's root; with 1 none does."""
 _SHARED_COUNTERS: Final = ("max_inotify_instances", "max_inotify_watches")
+_SHARED_LIMITS: Final = (resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK)
+_TERMINALS: Final = 256
+"""Of the 3,072 that the kernel has for all that are not in the host's own /dev/pts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,8 @@ def _limits(identity: Identity, limits: Limits) -> bytes:
         parts += [tokens("processes", limits.pids + 1)] if limits.pids is not None else []
     else:  # programs of the same user outside count to the same limits: leave them half
         parts += [tokens("counter", f"{name}:{most // 2}") for name in _SHARED_COUNTERS if (most := _most(name))]
+        limits_of_user = {number: resource.getrlimit(number)[1] for number in _SHARED_LIMITS}
+        parts += [tokens("rlimit", f"{number}:{most // 2}") for number, most in limits_of_user.items() if most > 0]
     return b"".join(parts)
 
 
@@ -116,7 +121,7 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) 
         parts += [tokens("touch", f"/dev/{name}"), tokens("bind", f"/dev/{name}", f"/dev/{name}", _NOSUID | _NOEXEC)]
     parts += [
         tokens("mkdir", "/dev/pts"),
-        tokens("fs", "/dev/pts", "devpts", "newinstance,ptmxmode=0666,mode=620", _NOSUID | _NOEXEC),
+        tokens("fs", "/dev/pts", "devpts", f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}", _NOSUID | _NOEXEC),
         tokens("mkdir", "/dev/shm"),
         tokens("fs", "/dev/shm", "tmpfs", "mode=1777,size=67108864,nr_inodes=65536", _NOSUID | _NODEV),
         *(tokens("symlink", f"/dev/{name}", target) for name, target in _DEV_LINKS.items()),

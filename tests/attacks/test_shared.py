@@ -15,6 +15,7 @@ from mcp_sandbox.core.files import WriteRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.testing.driving import new_spec, put, read_file, run, sh, until_exit
 from tests.attacks.attack import attacking
+from tests.attacks.world import python_on_host
 from tests.interaction.wire_client import WireClient
 
 SEND_DESCRIPTORS = """
@@ -86,6 +87,30 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
 """
 
 
+QUEUE_SIGNALS = """
+import ctypes, os, resource, signal, sys
+print("up", flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN + 1])
+resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.getrlimit(resource.RLIMIT_SIGPENDING)[1],) * 2)
+libc, count = ctypes.CDLL(None), 0
+while count < 1_000_000 and libc.sigqueue(os.getpid(), signal.SIGRTMIN + 1, ctypes.c_void_p(1)) == 0:
+    count += 1
+print(count, flush=True)
+sys.stdin.read()
+"""
+OPEN_TERMINALS = """
+import os, sys
+print("up", flush=True)
+held = []
+try:
+    while True:
+        held.append(os.openpty())
+except OSError:
+    print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
 async def neighbour(provider: Provider) -> AsyncIterator[Sandbox]:
     """Another sandbox of the same user."""
@@ -116,6 +141,24 @@ async def test_watches_of_one_sandbox_leave_some_to_others_and_to_the_host(
         descriptor = ctypes.CDLL(None).inotify_init()
         assert descriptor >= 0
         os.close(descriptor)
+
+
+async def test_signals_under_way_in_one_sandbox_leave_timers_to_others_and_to_the_host(
+    sandbox: Sandbox, neighbour: Sandbox
+) -> None:
+    """A timer is a signal under way: of an ordinary user's the kernel counts those of all his programs together."""
+    program = "import ctypes; print(ctypes.CDLL(None).timer_create(0, None, ctypes.byref(ctypes.c_void_p())))"
+    async with attacking(sandbox, QUEUE_SIGNALS) as attack:
+        assert int(await attack.line()) > 100
+        assert (await run(neighbour, "python3", "-c", program)).stdout == b"0\n"
+        assert python_on_host(program) == b"0\n"
+
+
+async def test_terminals_of_one_sandbox_leave_some_to_others(sandbox: Sandbox, neighbour: Sandbox) -> None:
+    """All that are not in the host's own /dev/pts are counted together."""
+    async with attacking(sandbox, OPEN_TERMINALS) as attack:
+        assert 64 <= int(await attack.line()) <= 256
+        assert (await run(neighbour, "python3", "-c", "import os; print(len(os.openpty()))")).stdout == b"2\n"
 
 
 async def test_res01_the_limit_of_processes_holds_for_all_ids_together(provider: Provider) -> None:
