@@ -274,9 +274,8 @@ async def test_nobody_inside_changes_how_the_agent_runs(sandbox: Sandbox) -> Non
     """Same user, so the kernel would let them: a limit of processor time would even kill it."""
     shown = await run(sandbox, "python3", "-c", ABOUT_INIT)
     assert shown.exit_code == 0, shown.stderr.decode()
-    assert shown.stdout.decode().splitlines() == [
-        "refused limit", "refused nice", "refused nice, all of the user", "refused disk, all of the user", "refused idle", "refused affinity", "refused trace", "(64, 128)",
-    ]  # fmt: skip
+    names = ("limit", "nice", "nice, all of the user", "disk, all of the user", "idle", "affinity", "trace")
+    assert shown.stdout.decode().splitlines() == [*(f"refused {name}" for name in names), "(64, 128)"]
 
 
 async def test_a_sandbox_whose_agent_does_not_answer_is_destroyed(

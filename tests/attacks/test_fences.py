@@ -23,8 +23,8 @@ from mcp_sandbox.engines import embedded, launcher, plan
 from mcp_sandbox.engines.plan import NAMESPACES, sandbox_plan
 from mcp_sandbox.engines.selftest import SelfTest
 from mcp_sandbox.guest import build
-from mcp_sandbox.providers import local
 from mcp_sandbox.providers.local import LocalProvider
+from mcp_sandbox.providers.local import sandbox as local_sandbox
 from mcp_sandbox.testing.confinement import ConfinementContract
 from mcp_sandbox.testing.contract import Canary
 from mcp_sandbox.testing.driving import new_spec, run, sh
@@ -107,7 +107,7 @@ def no_filter(patch: pytest.MonkeyPatch) -> None:
 
 def environment(patch: pytest.MonkeyPatch) -> None:
     """Give commands the environment of the server."""
-    patch.setattr(local, "ENVIRONMENT", {**local.ENVIRONMENT, **os.environ})
+    patch.setattr(local_sandbox, "ENVIRONMENT", {**plan.ENVIRONMENT, **os.environ})
 
 
 def ready(patch: pytest.MonkeyPatch) -> None:

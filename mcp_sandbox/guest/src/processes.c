@@ -5,8 +5,10 @@
 #include <time.h>
 
 #define PROCESSES_MAX 16384
-#define ROUNDS_MAX 100
-#define FREEZE_MS 5000            /* on a busy machine each process waits for the processor once more before it stops */
+/* On a busy machine each process waits for the processor once more before it stops. */
+#define FREEZE_MS 5000
+#define KILL_MS 2000
+#define QUICK_ROUNDS 100
 
 struct process {
   pid_t pid, parent, session;
@@ -127,7 +129,7 @@ static long now_ms(void) {
 
 /* Between two scans, so that other processors stop what runs on them. */
 static void wait_a_moment(int round, bool still) {
-  struct timespec moment = {0, round < ROUNDS_MAX ? 100000 : 2000000};
+  struct timespec moment = {0, round < QUICK_ROUNDS ? 100000 : 2000000};
   if (round > 2 && !still) nanosleep(&moment, NULL);
 }
 
@@ -149,7 +151,8 @@ static void kill_tracer(pid_t pid) {
    gone. `again` is said where a kill before this one did not help. */
 int signal_tree(pid_t root, int number, bool again) {
   int n = 0, total = 0;
-  for (int round = 0, still = 0; round < ROUNDS_MAX && still < 2; round++) {
+  long end = now_ms() + KILL_MS;
+  for (int round = 0, still = 0; still < 2 && now_ms() < end; round++) {
     wait_a_moment(round, still);
     n = scan();
     mark_tree(n, root);
