@@ -164,8 +164,8 @@ async def test_a_command_that_is_stopped_before_it_began_holds_nobody_up(sandbox
 
 async def test_a_program_that_somebody_holds_a_lease_on_holds_nobody_else_up(sandbox: Sandbox) -> None:
     """Whoever executes it waits until the lease is over: 45 seconds, in which the agent answered nobody."""
+    terminations: list[Termination] = []
     async with attacking(sandbox, LEASE), anyio.create_task_group() as tasks:
-        terminations: list[Termination] = []
 
         async def start_the_program() -> None:
             terminations.append((await run(sandbox, "sh", "-c", "true", timeout_s=3)).result.termination)
