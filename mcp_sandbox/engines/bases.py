@@ -13,6 +13,7 @@ from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import LayerStore
+from mcp_sandbox.engines.package_database import copy_package_database
 from mcp_sandbox.engines.skeleton import base_fingerprint, fill_root, fill_usr
 from mcp_sandbox.hostfs.atomic import alocked
 
@@ -68,8 +69,11 @@ class Bases:
         (fresh / "root").mkdir()
         if mirrored:
             await self._launcher.run("skeleton", "/usr", f"{relative}/usr")
-        await asyncio.to_thread(fill_root, fresh / "root")
-        await asyncio.to_thread(fill_usr, fresh / "usr")
+        await asyncio.gather(
+            asyncio.to_thread(fill_root, fresh / "root"),
+            asyncio.to_thread(copy_package_database, fresh / "root"),
+            asyncio.to_thread(fill_usr, fresh / "usr"),
+        )
         if self._identity.is_range:
             await asyncio.to_thread(_give, fresh, self._identity)
         fresh.rename(self._store.root / "base" / name)

@@ -29,14 +29,14 @@ __all__ = [
 VERSION: Final = "3"
 _DIRECTORIES: Final = (
     "dev proc tmp run root home srv mnt opt usr workspace etc var/tmp var/cache var/log var/lib "
-    "var/spool/mcp-sandbox var/lib/apt/lists/partial var/cache/apt/archives/partial var/log/apt"
+    "var/spool/mcp-sandbox var/lib/apt/lists/partial var/cache/apt/archives/partial var/log/apt var/cache/debconf"
 ).split()
 _MODES: Final = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700}
 _LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC: Final = (
-    "adduser.conf alternatives apt bash.bashrc ca-certificates ca-certificates.conf debian_version deluser.conf "
-    "fonts inputrc java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias localtime "
-    "login.defs lsb-release magic manpath.config mime.types os-release pam.d perl profile protocols python3 "
+    "adduser.conf alternatives apt bash.bashrc ca-certificates ca-certificates.conf debconf.conf debian_version "
+    "deluser.conf fonts inputrc java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias "
+    "localtime login.defs lsb-release magic manpath.config mime.types os-release pam.d perl profile protocols python3 "
     "redhat-release rpc security services shells skel ssl/certs ssl/openssl.cnf terminfo timezone vim xattr.conf"
 ).split()
 _FINGERPRINTED: Final = (
