@@ -1,18 +1,18 @@
-"""Samples, their medians, and the table of them."""
+"""Samples, their medians, and the floor they are compared with."""
 
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-__all__ = ["Floor", "Row", "Samples", "process_floor", "table"]
+__all__ = ["Floor", "Row", "Samples", "process_floor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Durations in milliseconds."""
+    """Durations in milliseconds, or whatever else is counted."""
 
     values: list[float] = field(default_factory=list[float])
 
@@ -32,6 +32,15 @@ class Samples:
                 act()
         return self
 
+    async def repeat_async(self, count: int, act: Callable[[], Awaitable[object]], *, warm_up: int = 2) -> "Samples":
+        """Do the same with what must be awaited."""
+        for _ in range(warm_up):
+            await act()
+        for _ in range(count):
+            with self.timed():
+                await act()
+        return self
+
     @property
     def median(self) -> float:
         return statistics.median(self.values)
@@ -46,13 +55,17 @@ class Floor:
     """What something is compared with: the same work without a sandbox, in the same run."""
 
     what: str
-    median_ms: float
+    median: float
+
+    @classmethod
+    def of(cls, what: str, samples: Samples) -> "Floor":
+        return cls(what=what, median=samples.median)
 
 
 def process_floor(what: str, count: int, *command: str) -> Floor:
     """Return what it costs to run a program of the host to its end."""
     samples = Samples().repeat(count, lambda: subprocess.run(command, check=True, capture_output=True))
-    return Floor(what=what, median_ms=samples.median)
+    return Floor.of(what, samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,51 +73,30 @@ class Row:
     """One line of the table."""
 
     what: str
-    median_ms: float
-    p95_ms: float
+    median: float
+    p95: float
     count: int
+    unit: str = "ms"
     floor: Floor | None = None
-    target_ms: float | None = None
+    target: float | None = None
 
     @classmethod
-    def of(cls, what: str, samples: Samples, *, floor: Floor | None = None, target_ms: float | None = None) -> "Row":
+    def of(
+        cls, what: str, samples: Samples, *, unit: str = "ms", floor: Floor | None = None, target: float | None = None
+    ) -> "Row":
         return cls(
             what=what,
-            median_ms=samples.median,
-            p95_ms=samples.p95,
+            median=samples.median,
+            p95=samples.p95,
             count=len(samples.values),
+            unit=unit,
             floor=floor,
-            target_ms=target_ms,
+            target=target,
         )
+
+    @property
+    def is_met(self) -> bool:
+        return self.target is None or self.median <= self.target
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
-
-
-def table(rows: list[Row]) -> str:
-    """Return rows as a Markdown table."""
-    lines = [
-        "| what | median | p95 | n | the same without a sandbox, in this run | ratio | target |",
-        "|---|---:|---:|---:|---|---:|---:|",
-    ]
-    for row in rows:
-        floor = f"{row.floor.what}: {_milliseconds(row.floor.median_ms)}" if row.floor else ""
-        ratio = f"{row.median_ms / row.floor.median_ms:.2g}" if row.floor else ""
-        target = (
-            f"{'met' if row.median_ms <= row.target_ms else 'missed'}: {row.target_ms:.3g} ms" if row.target_ms else ""
-        )
-        cells = [
-            row.what,
-            _milliseconds(row.median_ms),
-            _milliseconds(row.p95_ms),
-            str(row.count),
-            floor,
-            ratio,
-            target,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.0f} ms" if value >= 99.95 else f"{value:#.3g} ms"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +52,9 @@ class WireClient:
         env: dict[str, str] | None = None,
         version: str = "2025-06-18",
         handshake: bool = True,
+        command: Sequence[str] = (),
     ) -> None:
+        """Start the server, or with `command` any other one."""
         self.version = version
         self.lines: list[bytes] = []
         self._ids = itertools.count(1)
@@ -59,7 +62,7 @@ class WireClient:
         self.notifications: list[dict[str, Any]] = []
         environment = {"PATH": "/usr/bin:/bin", "HOME": "", "MCP_SANDBOX_HOME": str(home), **(env or {})}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mcp_sandbox", *(arguments or ("serve",))],
+            command or [sys.executable, "-m", "mcp_sandbox", *(arguments or ("serve",))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
