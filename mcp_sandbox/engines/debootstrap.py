@@ -54,7 +54,7 @@ def checked(recipe: Recipe) -> Recipe:
     wrong = next((name for name in recipe.packages if not _PACKAGE.match(name)), None)
     if recipe.distribution not in _DISTRIBUTIONS or not _SUITE.match(recipe.suite):
         raise InvalidRequestError(
-            f"No image built from '{recipe.distribution}:{recipe.suite}'"[:200], why="there is no such system to build",
+            f"No image built from '{recipe.distribution}:{recipe.suite}'"[:200], why="no such system can be built",
             fix=f"Name one as {' or '.join(f'{name}:SUITE' for name in _DISTRIBUTIONS)}, for example debian:bookworm",
         )  # fmt: skip
     if wrong is not None or (recipe.mirror and not _MIRROR.match(recipe.mirror)):

@@ -64,6 +64,7 @@ async def add_image(images: ImageStore, request: ImageRequest, create: Create, d
         content = content or await _built(images, recipe, program, create, destroy)
     else:
         source = Path(request.source or "")
+        await to_thread.run_sync(images.require_foreign, source)
         made_by = await to_thread.run_sync(look_of, source)
         origin = str(source)
         content = None if request.fresh else await to_thread.run_sync(images.made_by, made_by)

@@ -137,6 +137,15 @@ class ImageStore:
 
     # ------------------------------------------------------------------------------------------ content
 
+    def require_foreign(self, source: Path) -> None:
+        """Refuse a directory that holds the store: a copy of it would hold itself.
+
+        Raises:
+            InvalidRequestError: It does.
+        """
+        if self.root.resolve().is_relative_to(source.resolve()):
+            raise refusal("the directory holds the state of mcp-sandbox itself")
+
     def add(self, source: Path, finish: Callable[[TreeWriter], None] = complete) -> Content:
         """Copy a directory or an archive into the store; whole, or not at all.
 
@@ -147,14 +156,13 @@ class ImageStore:
         Raises:
             InvalidRequestError: It cannot be read, or holds what has no place in a sandbox's root.
         """
+        self.require_foreign(source)
         if source.is_dir():
             return self._add(lambda writer, left, _: self._pour_directory(source, writer, left), finish)
         with readable(source.name), source.open("rb") as file:
             return self._add(lambda writer, left, scratch: self._pour_archive(file, writer, left, scratch), finish)
 
     def _pour_directory(self, source: Path, writer: TreeWriter, left: Counter[str]) -> Mapping[str, str]:
-        if self.root.resolve().is_relative_to(source.resolve()):
-            raise refusal("the directory holds the state of mcp-sandbox itself")
         copy_directory(source, writer, left)
         return {}
 
@@ -279,12 +287,13 @@ def look_of(source: Path) -> dict[str, Any]:
     """Return what of a file or directory changes when somebody writes to it. Blocks."""
     seen = hashlib.sha256()
     stack = [str(source)]
+    device = source.stat().st_dev
     while stack:
         path = stack.pop()
         with contextlib.suppress(OSError):
             found = os.lstat(path)
             seen.update(repr((path, found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)).encode())
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(found.st_mode) and found.st_dev == device:
                 stack += sorted(entry.path for entry in os.scandir(path))
     return {"source": str(source), "look": seen.hexdigest()}
 
