@@ -149,7 +149,6 @@ async def destroy(engine: EmbeddedEngine, sandbox: SandboxId) -> bool:
     try:
         async with alocked(store.lock(sandbox)):
             await stop(engine, sandbox)
-            engine.limiting.release(sandbox)
             store.discard(store.directory(sandbox))
     except FileNotFoundError:
         return False

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.core.admission import weak_limits
 from mcp_sandbox.core.errors import NotFoundError, StateError
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
@@ -184,7 +183,6 @@ class Connections:
             directory=self._registry.directory(record.id),
         )
         connection = self._connections[record.id] = _Connection(live, found.stamp)
-        connection.notices += weak_limits(found.sandbox.capabilities, self._spec_of(record).limits)
         return connection
 
     async def _refreshed(self, sandbox_id: SandboxId, connection: _Connection | None) -> _Connection | None:
@@ -245,6 +243,11 @@ class Connections:
             if record.parent is None:
                 return await provider.create(spec)
             return await provider.restore(await to_thread.run_sync(self._content_of, record.parent), spec)
+        except NotFoundError as error:
+            raise StateError(
+                "Sandbox not created", why=f"the snapshot that it was to start from is gone ({error.why})",
+                fix="Choose another one; snapshot_list shows them",
+            ) from error  # fmt: skip
         except StateError:
             # There is one with this id: made by a process that was killed before it could say so.
             try:

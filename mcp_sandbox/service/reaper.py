@@ -75,7 +75,7 @@ class Reaper:
             dry_run: Only say what would go.
         """
         found: list[Leftover] = []
-        for part in (self._unfinished, self._expired):
+        for part in (self._unfinished, self._expired, self._retired_content):
             try:
                 found += await part(name, dry_run)
             except (SandboxError, OSError) as error:
@@ -118,6 +118,18 @@ class Reaper:
                         await to_thread.run_sync(self.registry.remove, record.id)
         return found
 
+    async def _retired_content(self, name: str, dry_run: bool) -> "list[Leftover]":
+        """Go on where deleting a snapshot was interrupted. Whoever is still at it does not mind."""
+        found: list[Leftover] = []
+        for stored in await to_thread.run_sync(lambda: [*self.snapshots.retired()]):
+            if stored.snapshot.native.provider != name:
+                continue
+            found.append(Leftover(kind="snapshot", name=stored.id, why="its deletion was interrupted"))
+            if not dry_run:
+                await (await self.provider(name)).discard(stored.snapshot.native)
+                await to_thread.run_sync(self.snapshots.delete, stored.id)
+        return found
+
     # ------------------------------------------------------------------------------------------ unused for long
 
     async def _expired(self, name: str, dry_run: bool) -> "list[Leftover]":
@@ -136,13 +148,13 @@ class Reaper:
                 kind="sandbox", name=record.name or record.id, why=f"unused since {record.last_used_at}"
             )
             try:
-                if dry_run or await self._retired(provider, record):
+                if dry_run or await self._let_go(provider, record):
                     found.append(leftover)
             except (SandboxError, OSError) as error:
                 _LOG.warning("sandbox %s is older than it may be, but stays: %s", record.id, error)
         return found
 
-    async def _retired(self, provider: Provider, record: SandboxRecord) -> bool:
+    async def _let_go(self, provider: Provider, record: SandboxRecord) -> bool:
         """Keep a sandbox as a snapshot and destroy it; return whether that happened, or somebody uses it again."""
         with suppress(CapacityError, NotFoundError, FileNotFoundError):
             async with alocked(self.registry.lock(record.id), wait_s=_WAIT_S):

@@ -149,9 +149,14 @@ class SnapshotService:
         stored = await self._find(snapshot)
         native = stored.snapshot.native
         provider = await self._sandboxes.provider(native.provider)
-        # Content first: if we are killed in between, the record is there and it can be deleted again.
-        await provider.discard(native)
         with anyio.CancelScope(shield=True):
+            # If we are killed in between, nobody is offered a snapshot without content, and the reaper goes on.
+            await to_thread.run_sync(self._store.retire, stored.id)
+            try:
+                await provider.discard(native)
+            except BaseException:
+                await to_thread.run_sync(self._store.reinstate, stored.id)
+                raise
             await to_thread.run_sync(self._store.delete, stored.id)
         return stored.snapshot
 

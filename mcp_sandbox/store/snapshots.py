@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -137,11 +138,39 @@ class SnapshotStore:
             self.load(damaged)
         raise _no_such(prefix, self.list(principal=principal, project=project))
 
-    def delete(self, snapshot_id: SnapshotId) -> None:
-        """Remove a record. No-op if there is none."""
-        self._path(snapshot_id).unlink(missing_ok=True)
+    def retire(self, snapshot_id: SnapshotId) -> None:
+        """Take a snapshot off every list, in one step, before its content goes; `delete` or `reinstate` comes after.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        try:
+            self._path(snapshot_id).rename(self._retired_path(snapshot_id))
+        except FileNotFoundError:
+            raise _no_such(snapshot_id, ()) from None
         self._known.pop(snapshot_id, None)
         self._settle(self._directory)
+
+    def reinstate(self, snapshot_id: SnapshotId) -> None:
+        """Undo `retire`."""
+        with suppress(FileNotFoundError):
+            self._retired_path(snapshot_id).rename(self._path(snapshot_id))
+
+    def retired(self) -> "Iterator[StoredSnapshot]":
+        """Return the snapshots whose content is to go: whoever deletes them is at it, or was killed."""
+        for path in self._directory.glob("*.retired"):
+            with suppress(FileNotFoundError, SnapshotCorruptError, StateError):
+                yield _parsed(SnapshotId(path.stem), path.read_bytes())
+
+    def delete(self, snapshot_id: SnapshotId) -> None:
+        """Remove a record, retired or not. No-op if there is none."""
+        for path in (self._path(snapshot_id), self._retired_path(snapshot_id)):
+            path.unlink(missing_ok=True)
+        self._known.pop(snapshot_id, None)
+        self._settle(self._directory)
+
+    def _retired_path(self, snapshot_id: SnapshotId) -> Path:
+        return self._directory / f"{snapshot_id}.retired"
 
     def _path(self, snapshot_id: SnapshotId) -> Path:
         return self._directory / f"{snapshot_id}.json"

@@ -9,10 +9,11 @@ import anyio
 import pytest
 from sandbox_world import World, content, put, run
 
-from mcp_sandbox.core.errors import CapacityError, NotFoundError, ProviderUnavailableError
+from mcp_sandbox.core.delegation import DelegatingProvider
+from mcp_sandbox.core.errors import CapacityError, NotFoundError, ProviderError, ProviderUnavailableError, StateError
 from mcp_sandbox.core.leftovers import EXPIRES, Leftover
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, SandboxState
-from mcp_sandbox.core.snapshot import SnapshotRequest
+from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.reaper import DAY_S, KEPT_S, Reaper
 from mcp_sandbox.service.usage import Usage
@@ -145,6 +146,46 @@ async def test_content_that_no_snapshot_names_goes_and_named_content_stays(world
     async with world.server() as server:
         (again,) = await server.sandboxes.create(from_snapshot=taken.snapshot.id)
         assert await content(again.sandbox, "/workspace/file") == "kept"
+
+
+async def test_a_snapshot_whose_deletion_was_interrupted_is_offered_to_nobody_and_goes(world: World) -> None:
+    """CRASH-01: a server that was killed between content and record left a snapshot that could not be restored."""
+    async with world.server() as server:
+        taken = await server.snapshots.create()
+    world.store.retire(taken.snapshot.id)
+    async with world.server() as server:
+        assert await server.snapshots.list() == []
+        with pytest.raises(NotFoundError):
+            await server.sandboxes.create(from_snapshot=taken.snapshot.id)
+    found = await _collect(world)
+    assert [(one.kind, one.name) for one in found] == [("snapshot", taken.snapshot.id)]
+    assert [path.name for path in world.state.snapshots.iterdir()] == []
+    assert not list((world.state.provider("local") / "snapshots").iterdir())
+
+
+async def test_a_snapshot_that_cannot_be_deleted_stays_whole(world: World) -> None:
+    class Failing(DelegatingProvider):
+        async def discard(self, content: NativeContent) -> None:
+            raise ProviderError("Not discarded", why="its engine fails", fix="Try again")
+
+    world.wrap = Failing
+    async with world.server() as server:
+        await put((await server.sandboxes.open()).sandbox, "/workspace/file", "kept")
+        taken = await server.snapshots.create()
+        with pytest.raises(ProviderError, match="its engine fails"):
+            await server.snapshots.delete(taken.snapshot.id)
+        (again,) = await server.sandboxes.create(from_snapshot=taken.snapshot.id)
+        assert await content(again.sandbox, "/workspace/file") == "kept"
+
+
+async def test_who_starts_from_a_snapshot_without_content_is_told_so(world: World) -> None:
+    async with world.server() as server:
+        taken = await server.snapshots.create()
+        provider = await server.sandboxes.provider("local")
+        await provider.discard(taken.snapshot.native)
+        with pytest.raises(StateError, match="the snapshot that it was to start from is gone"):
+            await server.sandboxes.create(from_snapshot=taken.snapshot.id)
+        assert [record.name for record in await world.records()] == [""]
 
 
 async def test_nothing_of_snapshots_goes_while_one_record_is_damaged(world: World) -> None:

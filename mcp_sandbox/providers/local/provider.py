@@ -69,8 +69,7 @@ class LocalProvider(Provider):
             },
             snapshot_holds=frozenset({Facet.FILES}),
             network=frozenset({NetworkMode.NONE}),
-            limits=self._engine.limiting.enforced,
-            unenforced=self._engine.limiting.unenforced,
+            limits=frozenset({"pids", "open_files"}),
             max_concurrent=256,
             owners=self._engine.identity.is_range,
         )
