@@ -18,6 +18,7 @@ from mcp_sandbox.policy.rules import Policy
 from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.sandboxes import SandboxService
+from mcp_sandbox.settings.limits import WantedLimits, find_limits
 from mcp_sandbox.store.atomic import Settler
 from mcp_sandbox.store.directories import StateDirectories, open_state
 from mcp_sandbox.store.record import Owner
@@ -47,10 +48,11 @@ def guarded_provider(name: str, state: StateDirectories, policy: Policy | None =
     return GuardedProvider(LimitedProvider(providers.load(name, state.provider(name))), policy)
 
 
-def template(project: str) -> SandboxSpec:
+def template(project: str, wanted: WantedLimits | None = None) -> SandboxSpec:
     """Return what new sandboxes are created from: the project, copy-on-write, as the workspace."""
     workspace = Workspace(mode=WorkspaceMode.OVERLAY, source=project) if project else Workspace()
-    return SandboxSpec(id=SandboxId("template"), workspace=workspace)
+    spec = SandboxSpec(id=SandboxId("template"), workspace=workspace)
+    return replace(spec, limits=wanted.limits, best_effort=wanted.best_effort) if wanted else spec
 
 
 @asynccontextmanager
@@ -61,6 +63,7 @@ async def open_sandboxes(
     image: str = "",
     everywhere: bool = False,
     max_sandboxes: int = Lifetimes().max_sandboxes,
+    wanted: WantedLimits | None = None,
 ) -> AsyncGenerator[SandboxService]:
     """Open the sandboxes of one server or command. Providers are reached only when they are needed.
 
@@ -70,6 +73,7 @@ async def open_sandboxes(
         image: What new sandboxes start from: a name, or the operator's path of something to import.
         everywhere: Whether handles and lists reach beyond the project.
         max_sandboxes: How many sandboxes a project may have.
+        wanted: Limits of new sandboxes; `None` is those that `MCP_SANDBOX_MEMORY` and the like ask for.
 
     Raises:
         ConfigError: The state directory cannot be used, or a sandbox of this project would show it.
@@ -89,7 +93,7 @@ async def open_sandboxes(
             open_provider=lambda name: guarded_provider(name, state),
             owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
             provider=provider or DEFAULT_PROVIDER,
-            template=template(project),
+            template=template(project, wanted or find_limits({})),
             everywhere=everywhere,
             max_sandboxes=max_sandboxes,
         ) as sandboxes,
@@ -101,7 +105,12 @@ async def open_sandboxes(
 
 @asynccontextmanager
 async def open_services(
-    *, project: str = "", provider: str = "", image: str = "", lifetimes: Lifetimes | None = None
+    *,
+    project: str = "",
+    provider: str = "",
+    image: str = "",
+    lifetimes: Lifetimes | None = None,
+    wanted: WantedLimits | None = None,
 ) -> "AsyncGenerator[Services]":
     """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy."""
     from mcp_sandbox.service.execution import ExecutionService
@@ -113,7 +122,7 @@ async def open_services(
     lifetimes = lifetimes or Lifetimes()
     async with (
         open_sandboxes(
-            project=project, provider=provider, image=image, max_sandboxes=lifetimes.max_sandboxes
+            project=project, provider=provider, image=image, max_sandboxes=lifetimes.max_sandboxes, wanted=wanted
         ) as sandboxes,
         ExecutionService(sandboxes) as execution,
         anyio.create_task_group() as tasks,

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.cli.options import add_image, add_sandbox, add_scope, parser
+from mcp_sandbox.cli.options import add_image, add_limits, add_sandbox, add_scope, limits_of, parser
 from mcp_sandbox.cli.running import run, tell
 from mcp_sandbox.core.exec import ExecRequest, ExecResult, Execution, Exited, StreamName, Termination
 from mcp_sandbox.core.sandbox import WORKSPACE
@@ -39,9 +39,10 @@ def main(arguments: list[str]) -> int:
     reader.add_argument("--timeout", metavar="S", type=_positive, help="seconds until it is killed with all it started")
     reader.add_argument("--cwd", metavar="D", default="", help=f"directory in the sandbox (default: {WORKSPACE})")
     reader.add_argument("--no-stdin", action="store_true", help="leave standard input to whoever comes next")
+    add_limits(reader)
     reader.add_argument("command", nargs="+", help="program and arguments, after --; no shell looks at them")
     options = reader.parse_args(arguments)
-    return run(options, lambda sandboxes: _exec(sandboxes, options))
+    return run(options, lambda sandboxes: _exec(sandboxes, options), limits_of(options))
 
 
 def _positive(text: str) -> float:
@@ -70,7 +71,7 @@ async def _exec(sandboxes: SandboxService, options: argparse.Namespace) -> int:
             tasks.start_soon(_feed, execution)
         result = await _relay(execution)
         tasks.cancel_scope.cancel()
-    return _NOBODY_READS if result is None else _status(result, options.timeout)
+    return _NOBODY_READS if result is None else _status(result)
 
 
 async def _relay(execution: Execution) -> ExecResult | None:
@@ -127,16 +128,17 @@ def _is_terminal(descriptor: int) -> bool:
         return False
 
 
-def _status(result: ExecResult, timeout_s: float | None) -> int:
+def _status(result: ExecResult) -> int:
     match result.termination:
         case Termination.EXITED:
             said, status = result.detail, result.exit_code or 0
         case Termination.TIMEOUT:
-            said, status = f"killed after {timeout_s:g} s" if timeout_s else "killed by its deadline", 124
+            said, status = result.detail or "killed by its deadline", 124
         case Termination.LOST:
             said, status = result.detail or "the sandbox ended", 125
-        case Termination.OOM:
-            said, status = result.detail or "killed: out of memory", 128 + signal.SIGKILL
+        case Termination.OOM | Termination.PIDS | Termination.DISK:
+            said = f"{result.termination.value}: {result.detail}" if result.detail else result.termination.value
+            status = result.exit_code or 128 + (result.signal or signal.SIGKILL)
         case Termination.SIGNALED | Termination.KILLED:
             said, status = result.detail, 128 + (result.signal or signal.SIGKILL)
     if said:

@@ -2,7 +2,9 @@
 
 import argparse
 
-__all__ = ["add_image", "add_json", "add_sandbox", "add_scope", "parser"]
+from mcp_sandbox.settings.limits import BEST_EFFORT, LIMIT_OPTIONS, WantedLimits, find_limits
+
+__all__ = ["add_image", "add_json", "add_limits", "add_sandbox", "add_scope", "limits_of", "parser"]
 
 
 def parser(command: str, summary: str, example: str) -> argparse.ArgumentParser:
@@ -37,6 +39,24 @@ def add_image(parser: argparse.ArgumentParser) -> None:
         default="",
         help="what new sandboxes start from: an image's name, or the path (./X) of a root file system or its archive",
     )
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the options that limit new sandboxes."""
+    group = parser.add_argument_group(
+        "limits of a new sandbox", "Also as variables: MCP_SANDBOX_MEMORY, MCP_SANDBOX_OPEN_FILES, ..."
+    )
+    for name, option in LIMIT_OPTIONS.items():
+        group.add_argument(f"--{name}", metavar=option.metavar, help=option.summary)
+    group.add_argument(
+        f"--{BEST_EFFORT}", action="store_true", help="accept limits that this machine cannot enforce, and say which"
+    )
+
+
+def limits_of(options: argparse.Namespace) -> WantedLimits | None:
+    """Return the limits that the options or variables ask for; `ConfigError` if one cannot be understood."""
+    names = (*LIMIT_OPTIONS, BEST_EFFORT)
+    return find_limits({name: getattr(options, name.replace("-", "_")) for name in names})
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -11,12 +11,17 @@ import anyio
 
 from mcp_sandbox.app import open_sandboxes
 from mcp_sandbox.service.sandboxes import SandboxService
+from mcp_sandbox.settings.limits import WantedLimits
 from mcp_sandbox.settings.project import find_project
 
 __all__ = ["run", "tell", "until_signal"]
 
 
-def run(options: argparse.Namespace, command: Callable[[SandboxService], Awaitable[int]]) -> int:
+def run(
+    options: argparse.Namespace,
+    command: Callable[[SandboxService], Awaitable[int]],
+    wanted: WantedLimits | None = None,
+) -> int:
     """Run a command on the sandboxes that its options ask for, and return its exit status.
 
     SIGINT, SIGTERM and SIGHUP cancel it, so that it cleans up; a second one ends the process at once.
@@ -29,6 +34,7 @@ def run(options: argparse.Namespace, command: Callable[[SandboxService], Awaitab
             provider=options.provider or "",
             image=getattr(options, "image", ""),
             everywhere=True,
+            wanted=wanted,
         ) as sandboxes:
             return await command(sandboxes)
 

@@ -8,6 +8,7 @@ import sys
 
 from mcp_sandbox import __version__
 from mcp_sandbox.settings.lifetimes import lifetimes
+from mcp_sandbox.settings.limits import BEST_EFFORT, LIMIT_OPTIONS, WantedLimits, find_limits
 from mcp_sandbox.settings.project import find_project
 from mcp_sandbox.tools.catalog import tools_for
 from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
@@ -15,6 +16,10 @@ from mcp_sandbox.tools.tool import PROFILES
 from mcp_sandbox.transport.claim import Wire, claim_wire
 from mcp_sandbox.transport.opening import Announcement
 from mcp_sandbox.transport.preamble import Handover, Preparation, answer_at_once
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Options", "main"]
 
@@ -34,7 +39,7 @@ _NAMES = {
 class Options:
     """What can be said to a server."""
 
-    __slots__ = ("image", "lifetimes", "project", "provider", "tool_prefix", "tools")
+    __slots__ = ("image", "lifetimes", "limits", "project", "provider", "tool_prefix", "tools")
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Options:
         idle_time: str | None = None,
         max_age: str | None = None,
         max_sandboxes: str | None = None,
+        limits: "Mapping[str, str | bool | None] | None" = None,
     ) -> None:
         self.project = project
         self.provider = provider
@@ -54,21 +60,23 @@ class Options:
         self.tools = tools
         self.tool_prefix = tool_prefix
         self.lifetimes = lifetimes(idle_time=idle_time, max_age=max_age, max_sandboxes=max_sandboxes)
+        self.limits = limits or {}
 
 
 def main(arguments: list[str]) -> int:
     """Serve one client until it goes away."""
     options = _parsed(arguments)
     project = find_project(options.project)
+    wanted = find_limits(options.limits)
     if sys.platform == "win32":
-        return _serve(options, project, None, None)
+        return _serve(options, project, wanted, None, None)
     wire = claim_wire()
     preparation = Preparation(_load)
     handover = answer_at_once(wire, _announcement(options), preparation)
     if handover is None:
         os._exit(0)
     preparation.finish()
-    return _serve(options, project, wire, handover)
+    return _serve(options, project, wanted, wire, handover)
 
 
 def _load() -> None:
@@ -77,7 +85,9 @@ def _load() -> None:
     load_real_server()
 
 
-def _serve(options: Options, project: str, wire: Wire | None, handover: Handover | None) -> int:
+def _serve(
+    options: Options, project: str, wanted: WantedLimits | None, wire: Wire | None, handover: Handover | None
+) -> int:
     from mcp_sandbox.cli.serving import serve
 
     serve(
@@ -87,6 +97,7 @@ def _serve(options: Options, project: str, wire: Wire | None, handover: Handover
         profile=options.tools,
         prefix=options.tool_prefix,
         lifetimes=options.lifetimes,
+        wanted=wanted,
         wire=wire,
         handover=handover,
     )
@@ -107,16 +118,23 @@ def _announcement(options: Options) -> Announcement:
 
 def _parsed(arguments: list[str]) -> Options:
     given: dict[str, str] = {}
+    limits: dict[str, str | bool | None] = {}
     rest = iter(arguments)
     for argument in rest:
         option, equals, value = argument.partition("=")
-        field = _NAMES.get(option)
+        field, limit = _NAMES.get(option), option.removeprefix("--")
+        if argument == f"--{BEST_EFFORT}":
+            limits[BEST_EFFORT] = True
+            continue
         text = value if equals else next(rest, None)
-        if field is None or text is None:
+        if text is None or (field is None and (limit == option or limit not in LIMIT_OPTIONS)):
             return _explained(arguments)
-        given[field] = text
+        if field is None:
+            limits[limit] = text
+        else:
+            given[field] = text
     try:
-        options = Options(**given)
+        options = Options(**given, limits=limits)
     except ValueError:
         return _explained(arguments)
     return options if options.tools in PROFILES and _is_prefix(options.tool_prefix) else _explained(arguments)
@@ -130,7 +148,7 @@ def _explained(arguments: list[str]) -> Options:
     """Let argparse print the help, or what is wrong, and end the process."""
     import argparse
 
-    from mcp_sandbox.cli.options import add_image, add_scope, parser
+    from mcp_sandbox.cli.options import add_image, add_limits, add_scope, parser
 
     def prefix(text: str) -> str:
         if not _is_prefix(text):
@@ -153,7 +171,10 @@ def _explained(arguments: list[str]) -> Options:
         help="keep a sandbox that is not a project's own as a snapshot only after so long without use (default: 30d)",
     )
     reader.add_argument("--max-sandboxes", metavar="N", help="how many a project may have (default: 256)")
+    add_limits(reader)
+    parsed = vars(reader.parse_args(arguments))
+    limits = {name: parsed.pop(name.replace("-", "_")) for name in (*LIMIT_OPTIONS, BEST_EFFORT)}
     try:
-        return Options(**vars(reader.parse_args(arguments)))
+        return Options(**parsed, limits=limits)
     except ValueError as error:
         reader.error(str(error))

@@ -12,6 +12,7 @@ from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.kept import Kept
 from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.services import Services
+from mcp_sandbox.settings.limits import WantedLimits
 from mcp_sandbox.tools.server import build_server
 from mcp_sandbox.transport.claim import Wire
 from mcp_sandbox.transport.preamble import Handover
@@ -28,6 +29,7 @@ def serve(
     profile: str,
     prefix: str,
     lifetimes: "dict[str, Any]",
+    wanted: WantedLimits | None,
     wire: Wire | None,
     handover: Handover | None,
 ) -> None:
@@ -44,7 +46,8 @@ def serve(
         async with anyio.create_task_group() as tasks:
             kept = Lifetimes(**lifetimes)
             services = Kept(
-                tasks, lambda: open_services(project=project, provider=provider, image=image, lifetimes=kept)
+                tasks,
+                lambda: open_services(project=project, provider=provider, image=image, lifetimes=kept, wanted=wanted),
             )
             server = build_server(services.get, profile=profile, prefix=prefix)
             tasks.start_soon(complain, services)

@@ -1,19 +1,20 @@
 """The check that every provider makes before it creates anything: can the engine enforce what the spec asks for?"""
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 from mcp_sandbox.core.capability import Capabilities
 from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec
 
-__all__ = ["require_enforceable"]
+__all__ = ["require_enforceable", "weak_limits"]
 
 
 def require_enforceable(provider: str, capabilities: Capabilities, spec: SandboxSpec) -> None:
     """Refuse a spec that asks for a network mode or a limit that the engine cannot enforce.
 
     Raises:
-        UnsupportedError: Names the field, and what would be accepted.
+        UnsupportedError: Names the field, why, and what would be accepted.
     """
     if spec.network not in capabilities.network:
         raise UnsupportedError(
@@ -21,11 +22,29 @@ def require_enforceable(provider: str, capabilities: Capabilities, spec: Sandbox
             why=f"provider {provider!r} enforces only {', '.join(sorted(capabilities.network))}",
             fix="Ask for a mode it enforces, or use another provider",
         )
-    for limit in fields(Limits):
-        asked = getattr(spec.limits, limit.name)
-        if asked is not None and limit.name not in capabilities.limits:
-            raise UnsupportedError(
-                f"Limit {limit.name} = {asked} refused",
-                why=f"provider {provider!r} enforces only {', '.join(sorted(capabilities.limits)) or 'no limits'}",
-                fix=f"Leave {limit.name!r} out, or use another provider",
-            )
+    for name, asked in _asked(spec.limits).items():
+        gap = capabilities.unenforced.get(name)
+        if name in capabilities.limits or (spec.best_effort and gap is not None):
+            continue
+        enforced = ", ".join(sorted(capabilities.limits)) or "no limits"
+        raise UnsupportedError(
+            f"Limit {name} = {asked} refused",
+            why=gap.why if gap else f"provider {provider!r} enforces only {enforced}",
+            fix=f"{gap.fix}; or ask for best effort" if gap else f"Leave {name!r} out, or use another provider",
+        )
+
+
+def weak_limits(capabilities: Capabilities, limits: Limits) -> tuple[str, ...]:
+    """Return a sentence for every limit that was asked for and is not enforced."""
+    found: list[str] = []
+    for name in _asked(limits):
+        if name not in capabilities.limits:
+            gap = capabilities.unenforced.get(name)
+            instead = gap.instead if gap and gap.instead else "not limited at all"
+            found.append(f"limit {name} is not enforced ({gap.why if gap else 'unknown here'}): {instead}")
+    return tuple(found)
+
+
+def _asked(limits: Limits) -> Mapping[str, float]:
+    values = {field.name: getattr(limits, field.name) for field in fields(limits)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-__all__ = ["Capabilities", "Facet", "Isolation", "NetworkMode", "Support", "Verb", "VerbSupport"]
+__all__ = ["Capabilities", "Facet", "Isolation", "LimitGap", "NetworkMode", "Support", "Verb", "VerbSupport"]
 
 
 class Isolation(IntEnum):
@@ -67,6 +67,15 @@ class VerbSupport(NamedTuple):
     note: str = ""
 
 
+class LimitGap(NamedTuple):
+    """Why an engine does not enforce a limit here."""
+
+    why: str
+    fix: str
+    instead: str = ""
+    """What is done where best effort is good enough; empty: nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """Filled by a provider when it opens, after it has looked at its engine."""
@@ -86,6 +95,8 @@ class Capabilities:
     """Ways a credential can be brokered without entering the sandbox."""
     limits: frozenset[str] = frozenset()
     """Names of the fields of `Limits` that the engine really enforces."""
+    unenforced: Mapping[str, LimitGap] = field(default_factory=dict[str, LimitGap])
+    """Fields of `Limits` that a sandbox with `best_effort` may ask for all the same."""
     ports_declared_at_create: bool = False
     max_lifetime_s: float | None = None
     writable_roots: tuple[str, ...] = ("/",)

@@ -26,6 +26,11 @@ class Termination(StrEnum):
     KILLED = "killed"
     """By us, on request."""
     OOM = "oom"
+    """It, or what it waited for, was killed at the sandbox's memory limit."""
+    PIDS = "pids"
+    """It failed, and could not start all the processes or threads that it wanted."""
+    DISK = "disk"
+    """It failed, and no room was left for what it wrote; or it was killed because of that."""
     LOST = "lost"
     """The sandbox ended first."""
 

@@ -61,6 +61,11 @@ class Limits:
     pids: int | None = 512
     open_files: int | None = 65_536
     disk_bytes: int | None = None
+    """What the sandbox itself wrote; what it started from does not count."""
+    inodes: int | None = None
+    """Files, directories and links that it made."""
+    command_s: float | None = None
+    """Wall-clock seconds of any one command, in the background too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,8 @@ class SandboxSpec:
     workspace: Workspace = Workspace()
     network: NetworkMode = NetworkMode.NONE
     limits: Limits = Limits()
+    best_effort: bool = False
+    """Take limits that cannot be enforced as well as they can be; `Capabilities.unenforced` says how well that is."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables of every command; the provider adds its fixed ones below them."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])

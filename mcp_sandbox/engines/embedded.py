@@ -26,6 +26,8 @@ from mcp_sandbox.engines.image_store import ImageStore, is_image
 from mcp_sandbox.engines.init_process import note_init, wait_dead
 from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
+from mcp_sandbox.engines.limit_watch import RESERVE_VARIABLE, reserve_bytes
+from mcp_sandbox.engines.limiting import Limiting
 from mcp_sandbox.engines.local_carrier import LocalCarrier, seqpacket_pair
 from mcp_sandbox.engines.plan import SPOOL, Volume, sandbox_plan
 from mcp_sandbox.engines.seccomp import build_filter
@@ -60,6 +62,7 @@ class EmbeddedEngine:
         """Start the zygote."""
         self.machine = _machine(self.store.root)
         _raise_file_limit()
+        reserve = reserve_bytes(self.store.root, os.environ.get(RESERVE_VARIABLE, ""))
         try:
             self.launcher = await self._stack.enter_async_context(Launcher(self.store.root, self.identity))
         except OSError as error:
@@ -68,6 +71,7 @@ class EmbeddedEngine:
         self._filter = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._filter)
         os.write(self._filter, self.filter)
+        self.limiting = await self._stack.enter_async_context(Limiting(self.store, self.launcher, reserve))
         self.bases = Bases(self.store, self.launcher, self.identity)
         await self.bases.open()
         return self
@@ -129,7 +133,9 @@ class EmbeddedEngine:
             listener = opened.enter_context(_listen(directory))
             try:
                 volumes = await self._volumes(state)
-                plan = sandbox_plan(self.identity, volumes, state.limits)
+                written = [self.store.root / path for volume in volumes for path in (volume.upper, volume.work)]
+                prepared = await self.limiting.prepare(state, written)
+                plan = sandbox_plan(self.identity, volumes, prepared.limits, prepared.options)
                 pid, pidfd = await self.launcher.start(plan, [theirs.fileno(), listener.fileno(), self._filter])
             except OSError as error:
                 ours.close()

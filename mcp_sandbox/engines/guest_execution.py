@@ -15,6 +15,7 @@ import anyio
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.exec import ExecEvent, ExecRequest, ExecResult, Execution, Exited, Termination
 from mcp_sandbox.engines.carrier import GuestCarrier
+from mcp_sandbox.engines.sandbox_limits import Judge
 from mcp_sandbox.guest.wire import ExecFlag, GuestProtocolError, Type, exec_payload, fields
 
 __all__ = ["EXIT", "CommandCarrier", "GuestExecution", "NeverStarted", "command_payload", "never_started", "too_large"]
@@ -42,8 +43,9 @@ class CommandCarrier(GuestCarrier):
 class GuestExecution(Execution):
     """Knows when and how the command ends; a subclass carries its bytes."""
 
-    def __init__(self, carrier: CommandCarrier, timeout_s: float | None) -> None:
+    def __init__(self, carrier: CommandCarrier, timeout_s: float | None, judge: Judge | None = None) -> None:
         self.number = 0
+        self._judge = judge
         self._carrier = carrier
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -96,7 +98,7 @@ class GuestExecution(Execution):
     def _finish(self, result: ExecResult) -> None:
         self._cancel_timers()
         if not self._result.done():
-            self._result.set_result(result)
+            self._result.set_result(self._judge(result) if self._judge is not None else result)
         self._wake.set()
 
     def _expire(self) -> None:

@@ -60,6 +60,8 @@ class EngineState:
     """The layers of what it is compared with: none, or those of the snapshot that it or its source was made from."""
     mounted: tuple[str, ...] = ()
     """Layers that its init may have mounted though they are not its own any more."""
+    best_effort: bool = False
+    """Whether limits that cannot be enforced were accepted."""
     schema: int = SCHEMA
 
     def as_started(self) -> "StoredSnapshot":

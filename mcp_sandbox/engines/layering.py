@@ -149,6 +149,7 @@ async def destroy(engine: EmbeddedEngine, sandbox: SandboxId) -> bool:
     try:
         async with alocked(store.lock(sandbox)):
             await stop(engine, sandbox)
+            engine.limiting.release(sandbox)
             store.discard(store.directory(sandbox))
     except FileNotFoundError:
         return False

@@ -19,6 +19,7 @@ from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, er
 from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, write_pipe
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
 from mcp_sandbox.engines.local_execution import Lingering, LocalExecution
+from mcp_sandbox.engines.sandbox_limits import SandboxLimits
 from mcp_sandbox.guest.wire import (
     FRAME_MAX,
     HEAD,
@@ -71,6 +72,8 @@ class LocalCarrier(CommandCarrier):
         self._lingering = Lingering()
         self._restarting = False
         self._closed = False
+        self.limits: SandboxLimits | None = None
+        """Set once connected, by whoever knows them."""
         self._row: deque[tuple[bytes, list[int]]] = deque()
         """Frames that the socket did not take yet, with copies of the descriptors that go with them."""
         self._loop.add_reader(connection.fileno(), self._receive_all)
@@ -153,7 +156,8 @@ class LocalCarrier(CommandCarrier):
         payload = command_payload(request, environment)
         if len(payload) > MESSAGE_MAX:
             return too_large(request, payload)
-        execution = LocalExecution(self, request.timeout_s, self._lingering)
+        judge = self.limits.begin() if self.limits is not None else None
+        execution = LocalExecution(self, request.timeout_s, self._lingering, judge)
         passed = execution.open_pipes(stdin=request.stdin, owner=self._owner)
         try:
             started = self._begin(Type.EXEC, payload, passed, execution)

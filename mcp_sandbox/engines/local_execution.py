@@ -13,6 +13,7 @@ import anyio.lowlevel
 from mcp_sandbox.core.exec import ExecEvent, ExecResult, Exited, OutputChunk, StreamName
 from mcp_sandbox.engines.descriptors import write_pipe
 from mcp_sandbox.engines.guest_execution import CommandCarrier, GuestExecution
+from mcp_sandbox.engines.sandbox_limits import Judge
 
 __all__ = ["Lingering", "LocalExecution"]
 
@@ -44,8 +45,10 @@ class Lingering:
 class LocalExecution(GuestExecution):
     """Reads the pipes only when asked to: a slow consumer slows the command, and nothing piles up here."""
 
-    def __init__(self, carrier: CommandCarrier, timeout_s: float | None, lingering: Lingering) -> None:
-        super().__init__(carrier, timeout_s)
+    def __init__(
+        self, carrier: CommandCarrier, timeout_s: float | None, lingering: Lingering, judge: Judge | None = None
+    ) -> None:
+        super().__init__(carrier, timeout_s, judge)
         self._lingering = lingering
         self._pipes: dict[int, StreamName] = {}
         self._watched: set[int] = set()

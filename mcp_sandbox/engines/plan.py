@@ -51,6 +51,7 @@ _MASKED: Final = (
 _READ_ONLY: Final = ("sys", "irq", "bus", "fs", "tty", "acpi", "scsi", "driver")
 _NO_CORE_FILES: Final = 1
 """With 0 a program that the machine's `core_pattern` names still gets it, as the host's root; with 1 none does."""
+_SHARED_BYTES: Final = 64 << 20
 _SHARED_COUNTERS: Final = ("max_inotify_instances", "max_inotify_watches")
 _SHARED_LIMITS: Final = (resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK)
 _TERMINALS: Final = 256
@@ -93,6 +94,11 @@ def _limits(identity: Identity, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
+def _shared_bytes(limits: Limits) -> int:
+    """Return the size of `/dev/shm`: with all of it in use, half of the memory is left for programs."""
+    return min(_SHARED_BYTES, (limits.memory_bytes or 2 * _SHARED_BYTES) // 2)
+
+
 def _most(counter: str) -> int:
     """Return how much of something one user may have, 0 if this kernel does not say."""
     try:
@@ -101,8 +107,15 @@ def _most(counter: str) -> int:
         return 0
 
 
-def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) -> bytes:
-    """Return the plan. The first volume is the root; the order of the rest is the order of mounting."""
+def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, options: bytes = b"") -> bytes:
+    """Return the plan. The first volume is the root; the order of the rest is the order of mounting.
+
+    Args:
+        identity: The ids.
+        volumes: The overlays.
+        limits: Those that every sandbox has.
+        options: Further ones, as tokens: control groups, for example.
+    """
     ids = (
         tokens("map", f"0 {identity.start} {identity.count}")
         if identity.is_range
@@ -112,6 +125,7 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) 
         tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{CAPABILITIES:x}"),
         ids,
         _limits(identity, limits),
+        options,
         tokens("--"),
         *(_overlay(volume, identity) for volume in volumes),
         tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),
@@ -123,7 +137,7 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits) 
         tokens("mkdir", "/dev/pts"),
         tokens("fs", "/dev/pts", "devpts", f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}", _NOSUID | _NOEXEC),
         tokens("mkdir", "/dev/shm"),
-        tokens("fs", "/dev/shm", "tmpfs", "mode=1777,size=67108864,nr_inodes=65536", _NOSUID | _NODEV),
+        tokens("fs", "/dev/shm", "tmpfs", f"mode=1777,size={_shared_bytes(limits)},nr_inodes=65536", _NOSUID | _NODEV),
         *(tokens("symlink", f"/dev/{name}", target) for name, target in _DEV_LINKS.items()),
         *(tokens("mask", f"/proc/{name}") for name in _MASKED),
         *(tokens("readonly", f"/proc/{name}") for name in _READ_ONLY),

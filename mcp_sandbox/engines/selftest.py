@@ -125,7 +125,10 @@ class SelfTest:
             ) from error
         examination = Examination(
             fences=judge(found),
-            shortcomings=shortcomings(await to_thread.run_sync(look_at_machine, self._engine.store.root)),
+            shortcomings=[
+                *shortcomings(await to_thread.run_sync(look_at_machine, self._engine.store.root)),
+                *self._engine.limiting.shortcomings,
+            ],
             milliseconds={"self-test": round((time.perf_counter() - began) * 1000, 1)},
         )
         if not examination.broken:

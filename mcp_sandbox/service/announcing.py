@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.service.limits import changed_limits
 from mcp_sandbox.store.record import SandboxRecord
 
 __all__ = ["about_another", "about_configuration"]
@@ -18,9 +19,10 @@ def about_another(record: SandboxRecord, gone: SandboxId | None) -> Sequence[str
     )
 
 
-def about_configuration(record: SandboxRecord, provider: str, image: str | None) -> Sequence[str]:
-    """Return what to say where the configuration names another provider or image than the sandbox has."""
+def about_configuration(record: SandboxRecord, provider: str, template: SandboxSpec) -> Sequence[str]:
+    """Return what to say where the configuration asks for another provider, image or limits than the sandbox has."""
     said: list[str] = []
+    image = template.image
     if record.provider != provider:
         said.append(
             f"this project's sandbox runs on provider {record.provider!r}; {provider!r} is used once it is destroyed"
@@ -30,4 +32,6 @@ def about_configuration(record: SandboxRecord, provider: str, image: str | None)
             f"this project's sandbox started from {record.image or 'the default image'!r}; "
             f"{image!r} is used once it is destroyed"
         )
+    if told := changed_limits(record.limits, template.limits):
+        said.append(told)
     return said

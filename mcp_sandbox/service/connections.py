@@ -11,6 +11,7 @@ from typing import NamedTuple
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox.core.admission import weak_limits
 from mcp_sandbox.core.errors import NotFoundError, StateError
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
@@ -183,6 +184,7 @@ class Connections:
             directory=self._registry.directory(record.id),
         )
         connection = self._connections[record.id] = _Connection(live, found.stamp)
+        connection.notices += weak_limits(found.sandbox.capabilities, self._spec_of(record).limits)
         return connection
 
     async def _refreshed(self, sandbox_id: SandboxId, connection: _Connection | None) -> _Connection | None:

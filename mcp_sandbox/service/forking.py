@@ -44,7 +44,10 @@ async def fork(sandboxes: SandboxService, handle: str | None = None, *, count: i
             raise unsupported(live.record.provider, Verb.FORK)
         async with sandboxes.exclusively(live.record):
             source = await sandboxes.find(live.record.id) or live.record
-            records = [replace(record, parent=source.parent) for record in records]
+            records = [
+                replace(record, parent=source.parent, limits=source.limits, best_effort=source.best_effort)
+                for record in records
+            ]
             forked = await live.sandbox.fork([sandboxes.spec_of(record) for record in records])
             # Entered only now: a record without its sandbox would be taken for one that is still to be created.
             made = await sandboxes.adopt(records, forked.sandboxes)

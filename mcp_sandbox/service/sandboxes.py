@@ -29,6 +29,7 @@ from mcp_sandbox.service.lifetimes import require_room
 from mcp_sandbox.service.naming import check_new
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.service.summaries import SandboxSummary, summaries
+from mcp_sandbox.service.templates import new_record, spec_for
 from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.store.record import Owner, SandboxRecord, now
 from mcp_sandbox.store.registry import Registry
@@ -354,7 +355,7 @@ class SandboxService:
     def _announced(self, live: LiveSandbox, gone: SandboxId | None) -> LiveSandbox:
         notices = [*live.notices, *about_another(live.record, gone)]
         if self._default is None:
-            notices += about_configuration(live.record, self._provider, self._template.image)
+            notices += about_configuration(live.record, self._provider, self._template)
         self._default = live.record.id
         return replace(live, notices=tuple(notices)) if notices else live
 
@@ -372,25 +373,13 @@ class SandboxService:
         return _Origin(stored.id, stored.snapshot.native.provider)
 
     def _record(self) -> SandboxRecord:
-        at = now()
-        return SandboxRecord(
-            id=new_sandbox_id(),
-            provider=self._provider,
-            principal=self.owner.principal,
-            project=self.owner.project,
-            created_at=at,
-            last_used_at=at,
-            image=self._template.image,
-            network=self._template.network.value,
-            workspace=self._template.workspace.mode.value,
-        )
+        return new_record(self._template, self.owner, self._provider)
 
     def _new_default(self) -> SandboxRecord:
         return replace(self._record(), is_default=True)
 
     def _spec(self, record: SandboxRecord) -> SandboxSpec:
-        labels = {"mcp-sandbox.owner": record.principal, "mcp-sandbox.sandbox": record.id}
-        return replace(self._template, id=record.id, image=record.image, labels={**self._template.labels, **labels})
+        return spec_for(self._template, record)
 
 
 class _Origin(NamedTuple):

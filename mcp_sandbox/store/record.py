@@ -1,9 +1,9 @@
 """What the registry remembers of one sandbox."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from mcp_sandbox.core.errors import StateError
 from mcp_sandbox.core.sandbox import SandboxId
@@ -59,6 +59,10 @@ class SandboxRecord:
     image: str | None = None
     network: str = "none"
     workspace: str = "empty"
+    limits: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By name of the field of `Limits`; empty if an old version did not note them."""
+    best_effort: bool = False
+    """Whether limits that cannot be enforced were accepted."""
 
     @property
     def owner(self) -> Owner:
@@ -83,7 +87,7 @@ class SandboxRecord:
                 why=f"a newer mcp-sandbox wrote it (schema {schema}, this version knows {cls.SCHEMA})",
                 fix="Upgrade mcp-sandbox",
             )
-        names = [field.name for field in fields(cls) if field.name in data]
+        names = [each.name for each in fields(cls) if each.name in data]
         try:
             return cls(**{name: _checked(name, data[name]) for name in names})
         except TypeError as error:
@@ -99,10 +103,20 @@ class SandboxRecord:
 
 
 def _checked(name: str, value: object) -> Any:
-    expected = bool if name == "is_default" else str
+    if name == "limits":
+        return _checked_limits(value)
+    expected = bool if name in ("is_default", "best_effort") else str
     if isinstance(value, expected) or (value is None and name in ("parent", "image")):
         return value
     raise TypeError(f"{name} is {value!r}")
+
+
+def _checked_limits(value: object) -> dict[str, float]:
+    numbers = cast("dict[str, object]", value) if isinstance(value, dict) else {"": None}
+    checked: dict[str, float] = {name: number for name, number in numbers.items() if isinstance(number, int | float)}
+    if len(checked) != len(numbers) or any(number <= 0 for number in checked.values()):
+        raise TypeError(f"limits is {value!r}")
+    return checked
 
 
 def _damaged(why: str) -> StateError:

@@ -71,7 +71,7 @@ def new_spec(
     """Return a spec that asks for nothing that the provider does not declare, and for `limits`."""
     usual = {"pids": 512.0, "open_files": 65_536.0}
     asked = {name: value for name, value in usual.items() if name in capabilities.limits} | dict(limits or {})
-    numbers = {name: value if name == "cpu_count" else int(value) for name, value in asked.items()}
+    numbers = {name: value if name in ("cpu_count", "command_s") else int(value) for name, value in asked.items()}
     nothing: dict[str, None] = dict.fromkeys(usual)
     return SandboxSpec(id=new_id(), limits=Limits(**(nothing | numbers)), env=env or {})  # pyright: ignore[reportArgumentType]
 

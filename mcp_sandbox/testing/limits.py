@@ -8,6 +8,7 @@ from typing import Final
 import anyio
 import pytest
 
+from mcp_sandbox.core.admission import weak_limits
 from mcp_sandbox.core.capability import Capabilities
 from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
@@ -25,8 +26,12 @@ LEGAL: Final[Mapping[str, float]] = {
     "pids": 64,
     "open_files": 256,
     "disk_bytes": 64 * MIB,
+    "inodes": 500,
+    "command_s": 1.0,
 }
 """A sensible value of every limit."""
+HOG: Final = ("dd", "if=/dev/zero", "of=/dev/null", "bs=1000000000", "count=1")
+"""Needs a gigabyte of memory, all at once."""
 
 Limited = Callable[[str], AbstractAsyncContextManager[Sandbox]]
 
@@ -36,13 +41,14 @@ class LimitContract(Contract):
 
     @pytest.fixture
     def limited(self, provider: Provider, programs: None) -> Limited:
-        """Return a maker of sandboxes with one legal limit, which skips where the limit is not declared."""
+        """Return a maker of sandboxes with one legal limit, on best effort where it is not enforced but watched."""
 
         @asynccontextmanager
         async def make(name: str) -> AsyncGenerator[Sandbox]:
-            if name not in provider.capabilities.limits:
-                pytest.skip(f"the provider does not declare the limit {name!r}")
-            spec = new_spec(provider.capabilities, {name: LEGAL[name]})
+            gap = provider.capabilities.unenforced.get(name)
+            if name not in provider.capabilities.limits and not (gap and gap.instead):
+                pytest.skip(f"the provider does not limit {name!r}, not even as well as it can")
+            spec = replace(new_spec(provider.capabilities, {name: LEGAL[name]}), best_effort=gap is not None)
             async with await provider.create(spec) as sandbox:
                 yield sandbox
             await provider.destroy(spec.id)
@@ -55,14 +61,35 @@ class LimitContract(Contract):
         if name in provider.capabilities.limits:
             pytest.skip(f"the provider declares the limit {name!r}")
         spec = new_spec(provider.capabilities)
-        value = LEGAL[name] if name == "cpu_count" else int(LEGAL[name])
-        asked: dict[str, float] = {name: value}
-        with pytest.raises(UnsupportedError, match=name):
-            await provider.create(replace(spec, limits=replace(spec.limits, **asked)))  # pyright: ignore[reportArgumentType]
+        asked = new_spec(provider.capabilities, {name: LEGAL[name]}).limits
+        with pytest.raises(UnsupportedError, match=name) as refused:
+            await provider.create(replace(spec, limits=asked))
+        if (gap := provider.capabilities.unenforced.get(name)) is not None:
+            assert gap.why
+            assert gap.why in str(refused.value)
+            assert gap.fix
+            assert gap.fix in str(refused.value)
         assert spec.id not in {info.id for info in await provider.list()}
 
-    async def test_only_limits_that_exist_are_declared(self, capabilities: Capabilities) -> None:
-        assert capabilities.limits <= {field.name for field in fields(Limits)}
+    async def test_every_limit_is_enforced_or_said_not_to_be_but_never_both(self, capabilities: Capabilities) -> None:
+        names = {field.name for field in fields(Limits)}
+        assert capabilities.limits <= names
+        assert capabilities.unenforced.keys() <= names - capabilities.limits
+
+    async def test_best_effort_takes_what_it_can_and_tells_of_the_rest(
+        self, provider: Provider, programs: None
+    ) -> None:
+        weak = sorted(provider.capabilities.unenforced)
+        if not weak:
+            pytest.skip("the provider enforces every limit, or none on best effort")
+        spec = replace(new_spec(provider.capabilities, {name: LEGAL[name] for name in weak}), best_effort=True)
+        async with await provider.create(spec) as sandbox:
+            assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
+        await provider.destroy(spec.id)
+        told = weak_limits(provider.capabilities, spec.limits)
+        assert [sentence.split()[1] for sentence in told] == [
+            field.name for field in fields(Limits) if field.name in weak
+        ]
 
     # -- pids
 
@@ -112,17 +139,54 @@ class LimitContract(Contract):
             assert shown.stdout.split() == [b"256", b"256", b"refused"]
 
     async def test_b037_a_command_that_needs_more_memory_than_the_limit_fails_and_the_next_one_works(
-        self, limited: Limited
+        self, limited: Limited, capabilities: Capabilities
     ) -> None:
-        """B-037, RES-02: the result names the cause where the engine knows it."""
+        """B-037, RES-02: the result names the cause and the limit, where it is enforced."""
         async with limited("memory_bytes") as sandbox:
             with anyio.fail_after(2 * HANG_S):
                 hog = await sh(sandbox, "head -c 1000000000 /dev/zero | tail -c 1000000000 | wc -c", timeout_s=40)
                 assert hog.stdout.strip() != b"1000000000"
                 assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
-                alone = await run(sandbox, "tail", "-c", "2000000000", "/dev/zero", timeout_s=40)
-                assert alone.result.termination is Termination.OOM or alone.exit_code not in (0, None)
+                alone = await run(sandbox, *HOG, timeout_s=40)
+                assert alone.exit_code != 0
+                if "memory_bytes" in capabilities.limits:
+                    assert (alone.result.termination, alone.result.signal) == (Termination.OOM, 9)
+                    assert "256 MiB" in alone.result.detail
+                    below = await sh(sandbox, f"{' '.join(HOG)}; exit 0", timeout_s=40)
+                    assert (below.result.termination, below.exit_code) == (Termination.EXITED, 0)
+                    assert "256 MiB" in below.result.detail, "a child's end is told although the command went on"
                 assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
+
+    async def test_res02_many_processes_together_have_no_more_memory_than_the_limit(self, limited: Limited) -> None:
+        """RES-02: each of them alone has less."""
+        async with limited("memory_bytes") as sandbox:
+            hold = "(dd if=/dev/zero bs=80000000 count=1 2>/dev/null && echo whole >&2) | (sleep 3; cat >/dev/null) & "
+            outcome = await sh(sandbox, f"{hold * 6} wait", timeout_s=40)
+            assert outcome.stderr.count(b"whole") < 6, "somebody must have been killed before it had written all"
+            assert "killed at the memory limit" in outcome.result.detail
+            assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
+
+    async def test_res02_a_sandbox_that_is_attached_to_again_still_names_the_cause(
+        self, provider: Provider, programs: None
+    ) -> None:
+        """Whoever started it: the counters are the engine's."""
+        if "memory_bytes" not in provider.capabilities.limits:
+            pytest.skip("the provider does not enforce the limit 'memory_bytes'")
+        spec = new_spec(provider.capabilities, {"memory_bytes": LEGAL["memory_bytes"]})
+        await (await provider.create(spec)).aclose()
+        async with await provider.attach(spec.id) as sandbox:
+            assert (await run(sandbox, *HOG, timeout_s=40)).result.termination is Termination.OOM
+        await provider.destroy(spec.id)
+
+    async def test_res01_a_command_that_cannot_start_all_its_processes_says_why(self, limited: Limited) -> None:
+        """RES-01."""
+        async with limited("pids") as sandbox:
+            result = (await sh(sandbox, "for n in $(seq 200); do sleep 2 & done; wait")).result
+            assert result.exit_code not in (0, None)
+            assert result.termination is Termination.PIDS
+            assert "64" in result.detail
+            await self.works_again(sandbox)
+            assert (await run(sandbox, "false")).result.termination is Termination.EXITED, "what is over is over"
 
     async def test_res11_busy_loops_get_no_more_processor_time_than_the_limit(self, limited: Limited) -> None:
         async with limited("cpu_count") as sandbox:
@@ -131,11 +195,38 @@ class LimitContract(Contract):
             assert 0 < result.cpu_s <= LEGAL["cpu_count"] * result.duration_s * 1.2 + 0.2
 
     async def test_res03_no_more_bytes_on_disk_than_the_limit(self, limited: Limited) -> None:
+        """RES-03: the cause is named, and there is room again once something is removed."""
         async with limited("disk_bytes") as sandbox:
-            for place in ("/workspace", "/tmp"):
-                fill = f"head -c 100000000 /dev/zero > {place}/fill"
-                assert (await sh(sandbox, fill)).exit_code != 0
+            for place in ("/workspace", "/tmp", "/var/tmp"):
+                one = await sh(sandbox, f"head -c 100000000 /dev/zero > {place}/fill")
+                assert (one.result.termination, one.exit_code == 0) == (Termination.DISK, False)
+                assert "64 MiB" in one.result.detail
                 assert (await sh(sandbox, f"rm {place}/fill && echo fits > {place}/fill")).exit_code == 0
+            many = "n=0; while [ $n -lt 4000 ]; do head -c 1000000 /dev/zero > f$n || exit 3; n=$((n + 1)); done"
+            together = await sh(sandbox, many, timeout_s=30)
+            assert together.result.termination is Termination.DISK
+            assert (await sh(sandbox, "rm f* && echo fits > f")).exit_code == 0
+
+    async def test_res04_no_more_files_than_the_limit(self, limited: Limited) -> None:
+        """RES-04."""
+        async with limited("inodes") as sandbox:
+            many = await sh(sandbox, "n=0; while :; do : > f$n || exit 3; n=$((n + 1)); done", timeout_s=30)
+            assert many.result.termination is Termination.DISK
+            assert "500" in many.result.detail
+            assert (await sh(sandbox, "rm f* && echo fits > f && cat f")).stdout == b"fits\n"
+
+    async def test_no_command_runs_longer_than_the_limit(self, limited: Limited) -> None:
+        """Not one without a deadline of its own either; a shorter one stays."""
+        async with limited("command_s") as sandbox:
+            for asked in (None, 60.0):
+                outcome = await sh(sandbox, "echo before; sleep 30", timeout_s=asked)
+                assert outcome.stdout == b"before\n"
+                assert outcome.result.termination is Termination.TIMEOUT
+                assert 1 <= outcome.result.duration_s < 10
+                assert "longer than 1 s" in outcome.result.detail
+            shorter = (await sh(sandbox, "sleep 30", timeout_s=0.2)).result
+            assert shorter.termination is Termination.TIMEOUT
+            assert shorter.duration_s < 1
 
     async def test_limits_hold_after_attaching_again(self, provider: Provider, programs: None) -> None:
         if "open_files" not in provider.capabilities.limits:

@@ -100,7 +100,8 @@ def _how(result: ExecResult) -> str:
         case Termination.SIGNALED:
             return f"signal={_signal_name(result.signal)}"
         case other:
-            return f"ended={other.value}"
+            status = "" if result.exit_code is None else f"exit={result.exit_code} "
+            return f"{status}ended={other.value}"
 
 
 def _seconds(value: float) -> str:
@@ -141,9 +142,14 @@ def _cause(result: ExecResult) -> str:
             return (
                 f"timeout after {_seconds(result.duration_s)}: it was killed with all it had started, and its output "
                 "up to then is below; for longer work give a larger timeout_s or run_in_background"
+                + (f" ({facts})" if (facts := result.detail.partition("; ")[2]) else "")
             )
         case Termination.OOM:
-            return f"out of memory: the sandbox's memory limit was reached and it was killed{detail}"
+            return f"out of memory: it, or a process that it waited for, was killed{detail}"
+        case Termination.PIDS:
+            return f"no more processes: it failed, and could not start all that it wanted{detail}"
+        case Termination.DISK:
+            return f"no room on the disk: it failed or was killed because of what was written{detail}"
         case Termination.KILLED:
             return f"killed on request, with all it had started{detail}"
         case Termination.LOST:

@@ -1,15 +1,21 @@
 """Limits that every command of the embedded engine has, whatever was asked for."""
 
+import os
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
+from pytest import MonkeyPatch
 
-from mcp_sandbox.core.exec import ExecRequest
-from mcp_sandbox.core.sandbox import SandboxSpec
+from mcp_sandbox.core.errors import ConfigError, UnsupportedError
+from mcp_sandbox.core.exec import ExecRequest, Termination
+from mcp_sandbox.core.sandbox import Limits, SandboxSpec, SandboxState
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.store.identity import new_sandbox_id
-from mcp_sandbox.testing.driving import drain
+from mcp_sandbox.testing.driving import drain, sh
+
+MIB = 1 << 20
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the embedded engine is made of Linux namespaces")
 
@@ -23,3 +29,58 @@ async def test_a_crash_inside_starts_no_program_of_the_host(tmp_path: Path) -> N
             said = (await drain(execution)).stdout
         assert said.split()[4:6] == [b"1", b"1"]
         await provider.destroy(sandbox.id)
+
+
+async def test_no_sandbox_takes_the_last_of_the_hosts_disk(state_directory: Path, monkeypatch: MonkeyPatch) -> None:
+    """RES-03: whatever its own limits are. What writes little goes on: it may be making room."""
+    state = os.statvfs(state_directory)
+    reserve = state.f_bavail * state.f_frsize - 150 * MIB
+    monkeypatch.setenv("MCP_SANDBOX_DISK_RESERVE", str(reserve))
+    async with LocalProvider(state_directory) as provider:
+        spec = SandboxSpec(id=new_sandbox_id())
+        async with await provider.create(spec) as sandbox:
+            full = await sh(sandbox, "head -c 20000000000 /dev/zero > fill; echo went on > told", timeout_s=60)
+            assert full.result.termination in (Termination.DISK, Termination.EXITED)
+            assert "are kept" in full.result.detail
+            size = int((await sh(sandbox, "stat -c %s fill")).stdout)
+            assert size < 10_000 * MIB, "the rest of the disk must be there"
+            small = await sh(sandbox, "echo small > small && cat small && rm fill")
+            assert small.stdout == b"small\n"
+            assert (await sh(sandbox, "head -c 3000000 /dev/zero > fits && sleep 0.3")).exit_code == 0
+        await provider.destroy(spec.id)
+
+
+@pytest.mark.parametrize("text", ["1GiB", "-1", "x"])
+async def test_a_reserve_that_is_no_number_is_said(text: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_SANDBOX_DISK_RESERVE", text)
+    with pytest.raises(ConfigError, match="MCP_SANDBOX_DISK_RESERVE"):
+        async with LocalProvider(tmp_path):
+            pass
+
+
+async def test_a_sandbox_whose_limits_no_longer_hold_is_not_started(state_directory: Path) -> None:
+    """Made where they did, or on best effort, and now somewhere else: it would run without them."""
+    async with LocalProvider(state_directory) as provider:
+        weak = sorted({"memory_bytes", "cpu_count", "disk_bytes"} & provider.capabilities.unenforced.keys())
+        if not weak:
+            pytest.skip("every limit is enforced here")
+        values = {"memory_bytes": 1 << 28, "cpu_count": 1.0, "disk_bytes": 1 << 28}
+        limits = Limits(**{weak[0]: values[weak[0]]})  # pyright: ignore[reportArgumentType]
+        spec = SandboxSpec(id=new_sandbox_id(), limits=limits, best_effort=True)
+        await (await provider.create(spec)).aclose()
+        record = state_directory / "sandboxes" / spec.id / "state.json"
+        record.write_text(record.read_text().replace('"best_effort": true', '"best_effort": false'))
+        with anyio.fail_after(10):
+            while {info.id: info.state for info in await provider.list()}[spec.id] is not SandboxState.STOPPED:
+                await anyio.sleep(0.01)
+        with pytest.raises(UnsupportedError, match=weak[0]):
+            await provider.attach(spec.id)
+        await provider.destroy(spec.id)
+
+
+async def test_when_memory_is_short_the_kernel_takes_sandboxes_first(state_directory: Path) -> None:
+    async with LocalProvider(state_directory) as provider:
+        spec = SandboxSpec(id=new_sandbox_id())
+        async with await provider.create(spec) as sandbox:
+            assert int((await sh(sandbox, "cat /proc/self/oom_score_adj")).stdout) >= 500
+        await provider.destroy(spec.id)

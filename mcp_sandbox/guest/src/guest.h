@@ -186,5 +186,11 @@ void open_many_files(void);
 /* What rename(2) does to a directory, where overlayfs refuses (EXDEV): copy beside the target, rename, remove. */
 int move_directory(int from, const char *source, int to, const char *target, unsigned flags);
 int directory_skeleton(const char *source, const char *target);
+/* What a tree takes on its disk, added up over calls; an error means that something could not be counted. */
+#define PARTS 1024u               /* of a file that has several names */
+struct usage {
+  uint64_t bytes, parts;
+};
+int tree_usage(const char *path, struct usage *sum);
 
 #endif

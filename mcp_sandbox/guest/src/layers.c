@@ -202,3 +202,36 @@ int directory_skeleton(const char *source, const char *target) {
   mirror(from, to);
   return failed;
 }
+
+static struct usage used;
+
+/* Closes `dir`. What has several names is counted by parts; those of the parts that lie elsewhere are counted there. */
+static void measure(int dir, int depth) {
+  DIR *d = fdopendir(dir);
+  if (!d) {
+    note(errno);
+    close(dir);
+    return;
+  }
+  for (struct dirent *e; (e = readdir(d));) {
+    struct stat s;
+    if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+    if (fstatat(dirfd(d), e->d_name, &s, AT_SYMLINK_NOFOLLOW) < 0) continue; /* it went away */
+    bool shared = !S_ISDIR(s.st_mode) && s.st_nlink > 1;
+    used.bytes += (uint64_t)s.st_blocks * 512 / (shared ? s.st_nlink : 1);
+    used.parts += PARTS / (shared ? s.st_nlink : 1);
+    if (!S_ISDIR(s.st_mode)) continue;
+    int below = depth < DEPTH_MAX ? openat(dirfd(d), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (below >= 0) measure(below, depth + 1);
+    else if (depth >= DEPTH_MAX || (errno != ENOENT && errno != ENOTDIR && errno != ELOOP)) note(depth < DEPTH_MAX ? errno : ENAMETOOLONG);
+  }
+  closedir(d);
+}
+
+int tree_usage(const char *path, struct usage *sum) {
+  int dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (dir < 0) return errno == ENOENT ? 0 : errno;
+  measure(dir, 1);
+  *sum = used;
+  return failed;
+}

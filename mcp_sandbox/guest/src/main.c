@@ -51,6 +51,15 @@ int main(int argc, char **argv) {
     own_namespace();
     return finish(layer_remove(argv[2]), "remove");
   }
+  if (!strcmp(role, "usage") && argc > 2) {
+    struct usage sum = {0, 0};
+    int error = 0;
+    own_namespace();
+    open_many_files();
+    for (int i = 2; i < argc && !error; i++) error = tree_usage(argv[i], &sum);
+    dprintf(1, "%llu %llu\n", (unsigned long long)sum.bytes, (unsigned long long)(sum.parts / PARTS));
+    return finish(error, "usage");
+  }
   if (!strcmp(role, "compare")) {
     own_namespace();
     open_many_files();
@@ -64,6 +73,6 @@ int main(int argc, char **argv) {
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
   dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS]] | bridge [DIRECTORY [TIMEOUT_S]] | "
              "stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
-             "merge PREFIX TO TREE...\n");
+             "usage TREE... | merge PREFIX TO TREE...\n");
   return 2;
 }

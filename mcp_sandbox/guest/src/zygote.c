@@ -1,6 +1,7 @@
 /* The launcher: it carries out plans, one after the other, each in a child with fresh namespaces. */
 #include "guest.h"
 
+#include <linux/sched.h>
 #include <linux/securebits.h>
 #include <sched.h>
 #include <signal.h>
@@ -11,6 +12,12 @@
 #define TOKENS_MAX 4096
 #define PLAN_MAX (256u << 10)
 #define FILES_MAX (1u << 20) /* fs.nr_open, unless somebody changed it */
+#define HIERARCHIES_MAX 3
+
+/* Where a sandbox is counted: a directory of cgroup v2, or a file `tasks` per hierarchy of v1. */
+struct groups {
+  int directory, tasks[HIERARCHIES_MAX], count;
+};
 
 static jmp_buf again; /* where it goes on after a failed step of its own */
 static int identity_namespace = -1;
@@ -66,12 +73,42 @@ static void open_identity(const char *map) {
   if (identity_namespace < 0) setup_fail("open user namespace");
 }
 
-static void child(const struct plan *p, int *early, int early_count, const int *sync) {
+static struct groups open_groups(const struct plan *p) {
+  struct groups g = {.directory = -1};
+  for (int i = 0; i + 1 < p->count && strcmp(p->token[i], "--"); i += 2) {
+    const char *path = p->token[i + 1];
+    int fd = -1;
+    if (!strcmp(p->token[i], "cgroup") && g.directory < 0)
+      g.directory = fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    else if (!strcmp(p->token[i], "tasks") && g.count < HIERARCHIES_MAX)
+      g.tasks[g.count++] = fd = open(path, O_WRONLY | O_CLOEXEC);
+    else continue;
+    if (fd < 0) setup_fail("open the control group");
+    hold(fd);
+  }
+  return g;
+}
+
+/* The one thread of a process that moves itself: nobody has to wait for a grace period, as who moves others does. The
+   view of the tree begins where we are, so it is made afterwards. */
+static void join_groups(const struct plan *p, const struct groups *g) {
+  for (int i = 0; i < g->count; i++) {
+    if (write(g->tasks[i], "0", 1) != 1) setup_fail("join the control group");
+    close(g->tasks[i]);
+  }
+  if (g->directory >= 0) close(g->directory);
+  bool joined = g->count || g->directory >= 0;
+  if (joined && (plan_number(p, "namespaces", 0) & CLONE_NEWCGROUP) && unshare(CLONE_NEWCGROUP) < 0)
+    setup_fail("unshare control groups");
+}
+
+static void child(const struct plan *p, int *early, int early_count, const int *sync, const struct groups *groups) {
   char byte, map[64];
   setup_recovery = NULL;
   setup_report = p->fds[0];
   close(sync[1]); /* else the end of the launcher would not end the wait below */
   signal(SIGCHLD, SIG_DFL);
+  join_groups(p, groups);
   if (plan_option(p, "map")) {
     if (read(sync[0], &byte, 1) != 1) _exit(1); /* the launcher writes the maps */
   } else {
@@ -94,8 +131,11 @@ static void child(const struct plan *p, int *early, int early_count, const int *
 /* The kernel counts what the users of a user namespace have, all of them together, for whoever made it. So that it can
    hold a sandbox to its limits whatever ids its programs take, one that has a range of them is made by an id that nobody
    else has; the capabilities stay. */
-static pid_t clone_namespaces(const struct plan *p, int *pidfd) {
-  unsigned long flags = (unsigned long)plan_number(p, "namespaces", 0);
+static pid_t clone_namespaces(const struct plan *p, int *pidfd, const struct groups *g) {
+  unsigned long flags = (unsigned long)plan_number(p, "namespaces", 0) | CLONE_PIDFD;
+  if (g->count || g->directory >= 0) flags &= ~(unsigned long)CLONE_NEWCGROUP;
+  struct clone_args args = {.flags = flags | CLONE_INTO_CGROUP, .pidfd = (uintptr_t)pidfd, .exit_signal = SIGCHLD,
+                            .cgroup = (uint64_t)g->directory};
   uid_t owner = (uid_t)plan_number(p, "owner", 0);
   struct rlimit usual = {0, 0};
   if (owner) {
@@ -105,7 +145,8 @@ static pid_t clone_namespaces(const struct plan *p, int *pidfd) {
     if (prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) < 0) setup_fail("keep capabilities");
     if (setrlimit(RLIMIT_NPROC, &limit) < 0 || setresuid(owner, owner, 0) < 0) setup_fail("owner of namespaces");
   }
-  pid_t pid = (pid_t)syscall(SYS_clone, flags | CLONE_PIDFD | SIGCHLD, 0, pidfd, 0, 0);
+  pid_t pid = (pid_t)(g->directory >= 0 ? syscall(SYS_clone3, &args, sizeof args)
+                                        : syscall(SYS_clone, flags | SIGCHLD, 0, pidfd, 0, 0));
   int error = errno;
   if (owner && pid != 0 && (setresuid(0, 0, 0) < 0 || setrlimit(RLIMIT_NPROC, &usual) < 0)) _exit(70);
   errno = error;
@@ -125,9 +166,10 @@ static void start_sandbox(int channel, const struct plan *p) {
   if (pipe2(pipes, O_CLOEXEC) < 0) setup_fail("pipe");
   hold(pipes[0]);
   hold(pipes[1]);
-  pid_t pid = clone_namespaces(p, &pidfd);
+  struct groups groups = open_groups(p);
+  pid_t pid = clone_namespaces(p, &pidfd, &groups);
   if (pid < 0) setup_fail("clone namespaces");
-  if (pid == 0) child(p, early, early_count, pipes);
+  if (pid == 0) child(p, early, early_count, pipes, &groups);
   hold(pidfd);
   if (map) {
     map_ids(pid, map, map);
@@ -146,6 +188,14 @@ static void raise_file_limit(void) {
   setrlimit(RLIMIT_NOFILE, &files);
 }
 
+/* When the machine runs out of memory, the kernel takes what runs in sandboxes before what the user runs. */
+static void offer_memory(void) {
+  int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  (void)!write(fd, "500", 3);
+  close(fd);
+}
+
 static void close_descriptors(struct plan *p) {
   for (int i = 0; i < FDS_MAX; i++)
     if (p->fds[i] >= 0) close(p->fds[i]);
@@ -158,6 +208,7 @@ void zygote_main(void) {
   static struct plan p;
   signal(SIGCHLD, SIG_IGN);
   raise_file_limit();
+  offer_memory();
   setup_recovery = &again;
   for (;;) {
     if (setjmp(again)) {

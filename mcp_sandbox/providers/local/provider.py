@@ -69,7 +69,8 @@ class LocalProvider(Provider):
             },
             snapshot_holds=frozenset({Facet.FILES}),
             network=frozenset({NetworkMode.NONE}),
-            limits=frozenset({"pids", "open_files"}),
+            limits=self._engine.limiting.enforced,
+            unenforced=self._engine.limiting.unenforced,
             max_concurrent=256,
             owners=self._engine.identity.is_range,
         )

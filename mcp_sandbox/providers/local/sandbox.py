@@ -44,7 +44,9 @@ from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
 from mcp_sandbox.engines.layering import capture, destroy, freeze, keep_shallow, restore_layers
+from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
+from mcp_sandbox.engines.sandbox_limits import SandboxLimits, within_time
 from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
 
@@ -66,7 +68,7 @@ class LocalSandbox(Sandbox):
         capabilities: Capabilities,
         state: EngineState,
         opened: weakref.WeakSet["LocalSandbox"],
-        carrier: GuestCarrier | None = None,
+        carrier: LocalCarrier | None = None,
     ) -> None:
         self._opened = opened
         opened.add(self)
@@ -74,7 +76,8 @@ class LocalSandbox(Sandbox):
         self._capabilities = capabilities
         self._state = state
         self._environment = {**ENVIRONMENT, **engine.images.environment(state.base), **state.env}
-        self._carrier = carrier
+        self._limits: SandboxLimits | None = None
+        self._carrier = self._limited(carrier) if carrier is not None else None
         self._connecting = anyio.Lock()
         self._closed = False
 
@@ -111,7 +114,16 @@ class LocalSandbox(Sandbox):
             if self._closed:  # meanwhile
                 await self._carrier.aclose()
                 raise gone()
-            return self._carrier
+            return self._limited(self._carrier)
+
+    def _limited(self, carrier: LocalCarrier) -> LocalCarrier:
+        """Have the limits watched and their part in a command's end told."""
+        if self._limits is None:
+            self._limits = self._engine.limiting.watch(self._state)
+        else:
+            self._engine.limiting.refresh(self.id, self._limits)
+        carrier.limits = self._limits
+        return carrier
 
     def _start_again(self) -> None:
         """Start an init that was ended for a snapshot or a restore, so that the next request need not wait for it."""
@@ -123,7 +135,7 @@ class LocalSandbox(Sandbox):
         with contextlib.suppress(SandboxError, OSError):
             await self.connect()
 
-    async def _start(self) -> GuestCarrier:
+    async def _start(self) -> LocalCarrier:
         try:
             self._state = self._engine.store.load(self.id)
         except NotFoundError:
@@ -143,6 +155,7 @@ class LocalSandbox(Sandbox):
 
     async def exec(self, request: ExecRequest) -> Execution:
         environment = [f"{name}={value}" for name, value in {**self._environment, **request.env}.items()]
+        request = within_time(request, self._state.limits)
         return await self._with(lambda carrier: carrier.exec(request, environment))
 
     async def read(self, request: ReadRequest) -> FileReader:
@@ -247,6 +260,9 @@ class LocalSandbox(Sandbox):
 
     async def aclose(self) -> None:
         self._closed = True
+        if self._limits is not None:
+            self._engine.limiting.forget(self.id, self._limits)
+            self._limits = None
         if self._carrier is not None:
             await self._carrier.aclose()
 
@@ -280,6 +296,6 @@ def new_state(spec: SandboxSpec, start: StoredSnapshot) -> EngineState:
     """Return the state of a sandbox that is to be made, without a layer to write to."""
     return EngineState(
         id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
-        layers=start.layers, top="", project=start.project, limits=spec.limits, env=dict(spec.env),
-        labels=dict(spec.labels), start=start.layers,
+        layers=start.layers, top="", project=start.project, limits=spec.limits,
+        best_effort=spec.best_effort, env=dict(spec.env), labels=dict(spec.labels), start=start.layers,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 from mcp_sandbox.core.sandbox import SandboxState
 from mcp_sandbox.service.forking import fork
+from mcp_sandbox.service.limits import own_limits
 from mcp_sandbox.service.quantities import seconds_of
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxSummary
 from mcp_sandbox.tools.call import Answer, Call
@@ -101,6 +102,7 @@ def _listed(summary: SandboxSummary) -> dict[str, Any]:
         "created_at": seconds_of(record.created_at),
         "last_used_at": seconds_of(record.last_used_at),
         "snapshot": (record.parent or "")[:_SHORT],
+        "limits": own_limits(record.limits) + " (best effort)" * record.best_effort,
     }
 
 

@@ -1,0 +1,241 @@
+"""What no limit of the kernel holds here is watched: the host's last disk space, and limits on best effort.
+
+Like the kernel's own killer it ends processes, not sandboxes: those that took the memory, those that wrote.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mcp_sandbox.core.errors import ConfigError
+from mcp_sandbox.core.exec import Termination
+from mcp_sandbox.engines.project_quota import DiskUsage
+from mcp_sandbox.engines.sandbox_limits import SandboxLimits, size_text
+from mcp_sandbox.engines.sandbox_processes import Written, descendants, kill_processes, memory_of, written_by
+
+__all__ = ["RESERVE_VARIABLE", "LimitWatch", "reserve_bytes", "writers"]
+
+RESERVE_VARIABLE: Final = "MCP_SANDBOX_DISK_RESERVE"
+_RESERVE_BYTES: Final = 512 << 20
+_RESERVE_INODES: Final = 100_000
+_FASTEST_BYTES_S: Final = 4 << 30
+"""No disk is filled faster; so long nobody has to look again."""
+_QUICK_S: Final = 0.05
+_IDLE_S: Final = 0.5
+_SLOW_S: Final = 2.0
+_MEASURING_SHARE: Final = 10
+"""Measuring a tree may take a tenth of the time."""
+_UNNOTICED_BYTES: Final = 1 << 20
+"""Who wrote less since the disk was found full may go on: it may be making room."""
+_UNNOTICED_INODES: Final = 1000
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    limits: SandboxLimits
+    measure: Callable[[], Awaitable[DiskUsage | None]]
+    """`None` if the tree is such that it cannot be measured."""
+    when_full: dict[int, Written] = field(default_factory=dict[int, Written])
+    """What its processes had written when the host's disk was found full; empty while it is not."""
+    inodes_when_full: int | None = None
+    lately: dict[int, Written] = field(default_factory=dict[int, Written])
+    """What they had written when its tree was last measured."""
+    used: DiskUsage | None = None
+    measure_at: float = 0.0
+
+
+class LimitWatch:
+    """One for all sandboxes of a server. It runs while there is any, as often as it could be needed.
+
+    Args:
+        root: Where sandboxes are written.
+        reserve: How many bytes of that disk no sandbox may use.
+    """
+
+    def __init__(self, root: Path, reserve: int) -> None:
+        self._root = root
+        self._reserve = reserve
+        self._watched: dict[str, _Watched] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    def add(self, sandbox: str, limits: SandboxLimits, measure: Callable[[], Awaitable[DiskUsage | None]]) -> None:
+        """Watch a sandbox."""
+        self._watched[sandbox] = _Watched(limits, measure)
+        if limits.weak:
+            limits.began = self._wake.set
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def remove(self, sandbox: str) -> None:
+        """Watch a sandbox no longer. Idempotent."""
+        self._watched.pop(sandbox, None)
+
+    async def aclose(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while self._watched:
+            self._wake.clear()
+            pause = await self._look_at_disk()
+            for watched in list(self._watched.values()):
+                if watched.limits.running:
+                    pause = min(pause, _QUICK_S if watched.limits.weak else _IDLE_S)
+                    watched.limits.look_for_crowd()
+                if watched.limits.weak:
+                    pause = min(pause, _IDLE_S)
+                    await self._look_at(watched)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+
+    # ------------------------------------------------------------------------------------------ the host's disk
+
+    async def _look_at_disk(self) -> float:
+        """End who fills the disk; return how long nobody can have filled it."""
+        try:
+            state = os.statvfs(self._root)
+        except OSError:
+            return _SLOW_S
+        free = state.f_bavail * state.f_frsize
+        reserved_inodes = min(_RESERVE_INODES, state.f_files // 100)
+        if free >= self._reserve and state.f_favail >= reserved_inodes:  # some file systems count no inodes: 0
+            for watched in self._watched.values():
+                watched.when_full.clear()
+                watched.inodes_when_full = None
+            return min(_SLOW_S, max(_QUICK_S, (free - self._reserve) / _FASTEST_BYTES_S))
+        for watched in list(self._watched.values()):
+            if free < self._reserve:
+                why = f"the disk of all sandboxes has {size_text(free)} left, and {size_text(self._reserve)} are kept"
+                self._end_writers(watched, why)
+            else:
+                await self._end_makers(watched, f"the disk of all sandboxes has room for {state.f_favail} files only")
+        return _QUICK_S
+
+    @staticmethod
+    def _end_writers(watched: _Watched, why: str) -> None:
+        """End processes that wrote since the disk was found full. Who wrote little may be making room."""
+        init = watched.limits.init()
+        if init is None:
+            return
+        pids = descendants(init)
+        now = written_by([init, *pids])
+        before, watched.when_full = watched.when_full, {**now, **watched.when_full}
+        if not before:
+            return
+        grown = writers(now, before, _UNNOTICED_BYTES)
+        if init in grown:  # the kernel adds what those wrote that ended to whoever waited for them
+            grown = {*pids}
+        _end(watched.limits, init, grown, why)
+
+    @staticmethod
+    async def _end_makers(watched: _Watched, why: str) -> None:
+        """End everything in a sandbox that has made many files since the disk was found full."""
+        used = await watched.measure()
+        made = used.inodes if used is not None else sys.maxsize
+        if watched.inodes_when_full is None:
+            watched.inodes_when_full = made
+        elif made - watched.inodes_when_full > _UNNOTICED_INODES or used is None:
+            _end_all(watched.limits, why)
+
+    # ------------------------------------------------------------------------------------------ best effort
+
+    async def _look_at(self, watched: _Watched) -> None:
+        limits = watched.limits
+        if "memory_bytes" in limits.weak and limits.limits.memory_bytes is not None:
+            self._look_at_memory(limits, limits.limits.memory_bytes)
+        if {"disk_bytes", "inodes"} & limits.weak and time.monotonic() >= watched.measure_at:
+            began = time.monotonic()
+            used = await watched.measure()
+            watched.measure_at = time.monotonic() + min(_SLOW_S, _MEASURING_SHARE * (time.monotonic() - began))
+            self._look_at_usage(watched, used)
+
+    @staticmethod
+    def _look_at_memory(limits: SandboxLimits, most: int) -> None:
+        init = limits.init()
+        if init is None:
+            return
+        used = memory_of(descendants(init), most)
+        total = sum(used.values())
+        if total <= most:
+            return
+        victims: list[int] = []
+        left = total
+        for pid, size in sorted(used.items(), key=lambda item: -item[1]):
+            if left <= most:
+                break
+            victims.append(pid)
+            left -= size
+        if killed := kill_processes(init, victims):
+            what = "a process was" if killed == 1 else f"{killed} processes were"
+            why = f"{what} killed at the memory limit, {size_text(most)} ({size_text(total)} were used)"
+            limits.ended_some(Termination.OOM, killed, why)
+
+    @staticmethod
+    def _look_at_usage(watched: _Watched, used: DiskUsage | None) -> None:
+        limits, before, watched.used = watched.limits.limits, watched.used, used
+        if used is None:
+            _end_all(watched.limits, "the files of the sandbox cannot be counted, so they may be more than its limits")
+            return
+        init = watched.limits.init()
+        if init is None:
+            return
+        pids = descendants(init)
+        now = written_by(pids)
+        lately, watched.lately = watched.lately, now
+        if before is None or not (used.bytes > before.bytes or used.inodes > before.inodes):
+            return  # it may be making room
+        if limits.disk_bytes is not None and used.bytes > limits.disk_bytes:
+            why = f"the disk limit was reached: {size_text(used.bytes)} of {size_text(limits.disk_bytes)} are used"
+            # Who filled it may be gone, and this one be making room; if it grows on all the same, it is somebody here.
+            again = before.bytes > limits.disk_bytes
+            _end(watched.limits, init, writers(now, lately) or ({*pids} if again else set()), why)
+        elif limits.inodes is not None and used.inodes > before.inodes > limits.inodes:
+            _end_all(watched.limits, f"the limit of files was reached: {used.inodes} of {limits.inodes} exist")
+
+
+def writers(now: Mapping[int, Written], before: Mapping[int, Written], most: int = 0) -> set[int]:
+    """Return the processes that wrote more than that; what a new one wrote counts from its start.
+
+    What the kernel says went to a disk decides; where it counts nothing, as on tmpfs, whatever was written.
+    """
+    nothing = Written(0, 0)
+    to_disk = {pid for pid, wrote in now.items() if wrote.to_disk - before.get(pid, nothing).to_disk > most}
+    return to_disk or {pid for pid, wrote in now.items() if wrote.bytes - before.get(pid, nothing).bytes > most}
+
+
+def _end(limits: SandboxLimits, init: int, pids: Iterable[int], why: str) -> None:
+    if killed := kill_processes(init, {*pids} - {init}):
+        limits.ended_some(Termination.DISK, killed, why)
+
+
+def _end_all(limits: SandboxLimits, why: str) -> None:
+    if (init := limits.init()) is not None:
+        _end(limits, init, descendants(init), why)
+
+
+def reserve_bytes(root: Path, asked: str) -> int:
+    """Return how much of a disk is kept free: what was asked for, else 1 %, and 512 MiB at most.
+
+    Raises:
+        ConfigError: What was asked for is no number of bytes.
+    """
+    if asked:
+        if not asked.isascii() or not asked.isdecimal():
+            raise ConfigError(
+                f"{RESERVE_VARIABLE}={asked!r} cannot be used", why="it is not a number of bytes",
+                fix=f"Set it to a number, such as {_RESERVE_BYTES}, or leave it out",
+            )  # fmt: skip
+        return int(asked)
+    state = os.statvfs(root)
+    return min(_RESERVE_BYTES, state.f_blocks * state.f_frsize // 100)

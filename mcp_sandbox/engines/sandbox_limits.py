@@ -1,0 +1,150 @@
+"""The limits of one running sandbox: what is counted while a command runs, and what its end has to do with it."""
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from mcp_sandbox.core.exec import ExecRequest, ExecResult, Termination
+from mcp_sandbox.core.sandbox import Limits
+from mcp_sandbox.engines.cgroups import Cgroup, CgroupCounters
+from mcp_sandbox.engines.project_quota import DiskUsage
+from mcp_sandbox.engines.sandbox_processes import count_tasks
+
+__all__ = ["Judge", "SandboxLimits", "size_text", "within_time"]
+
+Judge = Callable[[ExecResult], ExecResult]
+"""Says of the end of a command what the limits had to do with it."""
+
+_DISK_SLACK: Final = 256 * 1024
+"""Under a quota, what did not fit any more may leave this much free."""
+_OURS: Final = (Termination.TIMEOUT, Termination.KILLED, Termination.LOST)
+_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SandboxLimits:
+    """Of one sandbox, as one server sees it."""
+
+    limits: Limits
+    init: Callable[[], int | None]
+    """The process number of init, `None` if it does not run any more."""
+    cgroup: Cgroup | None = None
+    usage: Callable[[], DiskUsage] | None = None
+    """What is counted against a hard quota."""
+    weak: frozenset[str] = frozenset()
+    """Limits that are watched and not enforced."""
+    kills: dict[Termination, int] = field(default_factory=dict[Termination, int])
+    """How many processes were ended by the watch, and why."""
+    said: dict[Termination, str] = field(default_factory=dict[Termination, str])
+    crowded_at: float = 0.0
+    """When it last had all the processes that it may have, without a control group that counts whom it refused."""
+    users: int = 0
+    """Objects of this server that are connected."""
+    running: int = 0
+    """Commands that run now."""
+    began: Callable[[], None] = lambda: None
+
+    def ended_some(self, cause: Termination, count: int, why: str) -> None:
+        """Note that the watch ended processes."""
+        self.kills[cause] = self.kills.get(cause, 0) + count
+        self.said[cause] = why
+
+    def look_for_crowd(self) -> None:
+        """Note if there are as many processes and threads now as there may be."""
+        most, init = self.limits.pids, self.init()
+        if not most or init is None or (self.cgroup is not None and "pids" in self.cgroup.groups):
+            return
+        if count_tasks(init) >= most - 1:  # the one that ends now, or could not be started, is missing
+            self.crowded_at = time.monotonic()
+
+    def begin(self) -> Judge:
+        """Return who judges the end of a command that starts now."""
+        counters, kills = self.cgroup.counters() if self.cgroup else CgroupCounters(), dict(self.kills)
+        used = self.usage() if self.usage else None
+        began = time.monotonic()
+        self.running += 1
+        self.began()
+
+        def judge(result: ExecResult) -> ExecResult:
+            self.running -= 1
+            return self._judged(result, self._facts(result, began, counters, kills, used))
+
+        return judge
+
+    def _facts(
+        self,
+        result: ExecResult,
+        began: float,
+        counters: CgroupCounters,
+        kills: Mapping[Termination, int],
+        used: DiskUsage | None,
+    ) -> dict[Termination, str]:
+        """Return which limits were met while the command ran, in a sentence each; the likeliest cause comes first."""
+        facts: dict[Termination, str] = {}
+        for cause, count in self.kills.items():
+            if count > kills.get(cause, 0):
+                facts[cause] = self.said[cause]
+        if result.signal == signal.SIGXFSZ or result.exit_code == 128 + signal.SIGXFSZ:
+            facts[Termination.DISK] = f"a file reached the disk limit, {size_text(self.limits.disk_bytes)}"
+        failed = result.exit_code != 0
+        if self.cgroup is not None:
+            now = self.cgroup.counters()
+            if (killed := now.oom_kills - counters.oom_kills) > 0:
+                facts[Termination.OOM] = self._memory_fact(killed)
+            if now.pids_refused > counters.pids_refused:
+                facts[Termination.PIDS] = self._pids_fact()
+        if failed and self.usage is not None and used is not None and (fact := self._disk_fact(used, self.usage())):
+            facts[Termination.DISK] = fact
+        longest = self.limits.command_s
+        if result.termination is Termination.TIMEOUT and longest is not None and result.duration_s >= longest:
+            facts[Termination.TIMEOUT] = f"no command in this sandbox may run longer than {longest:g} s"
+        if failed and not facts:  # a crowd may be somebody else's
+            self.look_for_crowd()
+            if self.crowded_at >= began:
+                facts[Termination.PIDS] = self._pids_fact()
+        return facts
+
+    def _judged(self, result: ExecResult, facts: dict[Termination, str]) -> ExecResult:
+        detail = "; ".join(filter(None, [result.detail, *facts.values()]))
+        if result.termination in _OURS or not facts:
+            return replace(result, detail=detail)
+        was_killed = signal.SIGKILL in (result.signal, (result.exit_code or 0) - 128)
+        if was_killed:
+            causes = [cause for cause in facts if cause is Termination.OOM or self.kills.get(cause)]
+        else:  # a program that is told that there is no room gives up by itself
+            causes = [cause for cause in facts if cause is not Termination.OOM and result.exit_code != 0]
+        return replace(result, termination=causes[0] if causes else result.termination, detail=detail)
+
+    def _memory_fact(self, killed: int) -> str:
+        peak = self.cgroup.memory_peak_bytes() if self.cgroup else 0
+        what = "a process was" if killed == 1 else f"{killed} processes were"
+        return f"{what} killed at the memory limit, {size_text(self.limits.memory_bytes)} ({size_text(peak)} were used)"
+
+    def _pids_fact(self) -> str:
+        return f"the limit of {self.limits.pids} processes and threads was reached, and starting more fails"
+
+    def _disk_fact(self, before: DiskUsage, after: DiskUsage) -> str:
+        size, inodes = self.limits.disk_bytes, self.limits.inodes
+        if size is not None and after.bytes > before.bytes and after.bytes + _DISK_SLACK >= size:
+            return f"the disk limit was reached: {size_text(after.bytes)} of {size_text(size)} are used"
+        if inodes is not None and after.inodes > before.inodes and after.inodes >= inodes:
+            return f"the limit of files was reached: {after.inodes} of {inodes} exist"
+        return ""
+
+
+def within_time(request: ExecRequest, limits: Limits) -> ExecRequest:
+    """Return the request with the sandbox's own deadline, if that is the earlier one."""
+    longest = limits.command_s
+    if longest is None or (request.timeout_s is not None and request.timeout_s <= longest):
+        return request
+    return replace(request, timeout_s=longest)
+
+
+def size_text(size_bytes: int | None) -> str:
+    """Return a size for a reader."""
+    amount, unit = float(size_bytes or 0), 0
+    while amount >= 1024 and unit + 1 < len(_UNITS):
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.4g} {_UNITS[unit]}"

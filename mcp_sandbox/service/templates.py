@@ -1,0 +1,37 @@
+"""From the template of new sandboxes to the record of one, and from a record to what its engine is asked for."""
+
+from dataclasses import replace
+
+from mcp_sandbox.core.sandbox import SandboxSpec
+from mcp_sandbox.service.limits import limits_in, recorded_limits
+from mcp_sandbox.store.identity import new_sandbox_id
+from mcp_sandbox.store.record import Owner, SandboxRecord, now
+
+__all__ = ["new_record", "spec_for"]
+
+
+def new_record(template: SandboxSpec, owner: Owner, provider: str) -> SandboxRecord:
+    """Return the record of a sandbox that is to be made."""
+    at = now()
+    return SandboxRecord(
+        id=new_sandbox_id(),
+        provider=provider,
+        principal=owner.principal,
+        project=owner.project,
+        created_at=at,
+        last_used_at=at,
+        image=template.image,
+        network=template.network.value,
+        workspace=template.workspace.mode.value,
+        limits=recorded_limits(template.limits),
+        best_effort=template.best_effort,
+    )
+
+
+def spec_for(template: SandboxSpec, record: SandboxRecord) -> SandboxSpec:
+    """Return what to create for a record; its limits are those that it was made with."""
+    labels = {**template.labels, "mcp-sandbox.owner": record.principal, "mcp-sandbox.sandbox": record.id}
+    spec = replace(template, id=record.id, image=record.image, labels=labels)
+    if not record.limits:
+        return spec
+    return replace(spec, limits=limits_in(record.limits), best_effort=record.best_effort)
