@@ -95,3 +95,49 @@ def test_sandboxes_come_and_go_by_handle(start: Callable[..., WireClient], proje
     assert server.exec("echo by-prefix", sandbox=found[0][:8]).body.strip() == "by-prefix"
     assert not server.call("sandbox_destroy", sandbox="second").is_error
     assert server.exec("true", sandbox="second").is_error
+
+
+def test_one_server_snapshots_restores_and_destroys_while_the_other_works(
+    start: Callable[..., WireClient], project: Path
+) -> None:
+    first = start("serve", "--project", str(project))
+    second = start("serve", "--project", str(project))
+    assert first.exec("echo before > f").header.startswith("exit=0 ")
+    under_way = second.begin_call("exec", command="i=0; while [ $i -lt 20 ]; do echo $i >> log; i=$((i+1)); done")
+    taken = re.search(r"\b[0-9a-f]{16,64}\b", first.call("snapshot_create", note="shared").text)
+    assert taken is not None
+    assert second.finish_call(under_way).header.startswith("exit=0 ")
+    assert second.exec("echo after > f").header.startswith("exit=0 ")
+    assert not second.call("snapshot_restore", snapshot=taken[0]).is_error
+    assert first.exec("cat f").body.strip() == "before"
+    assert first.exec("echo first > g").header.startswith("exit=0 ")
+    assert second.exec("cat g").body.strip() == "first"
+    (own,) = set(re.findall(r"sb_[a-z2-7]{26}", first.call("sandbox_list").text))
+    assert not first.call("sandbox_destroy", sandbox=own).is_error
+    anew = second.exec("ls")
+    assert "is gone with everything in it" in anew.text
+    assert "g" not in anew.body.split()
+    assert first.exec("echo both > h; ls").body.split() == second.exec("ls").body.split()
+
+
+def test_a_job_of_another_live_server_is_read_and_waited_for_and_otherwise_left_alone(
+    start: Callable[..., WireClient], project: Path
+) -> None:
+    first = start("serve", "--project", str(project))
+    second = start("serve", "--project", str(project))
+    started = first.exec("echo said; read line; echo got $line", run_in_background=True)
+    assert "job_id=j1" in started.text
+    assert "running" in second.call("job", action="list").text
+    assert "said" in second.call("job", action="output", job_id="j1").text
+    for refused in (
+        second.call("job", action="input", job_id="j1", input="no\n"),
+        second.call("job", action="kill", job_id="j1"),
+    ):
+        assert refused.is_error
+        assert "another server of this sandbox runs it" in refused.text
+        assert f"process {first.process.pid}" in refused.text
+    waiting = second.begin_call("job", action="wait", job_id="j1")
+    assert not first.call("job", action="input", job_id="j1", input="word\n").is_error
+    ended = second.finish_call(waiting)
+    assert "got word" in ended.text
+    assert "exit=0" in ended.text
