@@ -125,7 +125,7 @@ class Listing:
 
     entries: tuple[FileInfo, ...]
     truncated: bool = False
-    """Whether `limit` was reached."""
+    """Whether `limit` was reached, or the paths are longer than anybody wants to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

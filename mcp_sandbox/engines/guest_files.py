@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from mcp_sandbox.core.errors import InvalidRequestError, SandboxGoneError
@@ -44,6 +45,10 @@ __all__ = [
 ]
 
 KEEP_MODE = 0xFFFFFFFF
+LISTING_MAX_CHARACTERS = 16 << 20
+"""In the paths of one listing: whoever made the tree chose how long they are."""
+PAUSE_ENTRIES = 500
+"""After which others may run."""
 PACK_META = 1
 
 
@@ -212,8 +217,15 @@ async def list_tree(carrier: GuestCarrier, request: ListRequest) -> Listing:
     async with source.stream:
         reader = RecordReader(source.stream)
         entries: list[FileInfo] = []
+        left = LISTING_MAX_CHARACTERS
         while (record := await reader.next_record()).kind != "z":
-            entries.append(record_info(record, request.path))
+            entry = record_info(record, request.path)
+            left -= len(entry.path) + len(entry.link_target or "")
+            if left < 0:
+                return Listing(entries=tuple(entries), truncated=True)
+            entries.append(entry)
+            if len(entries) % PAUSE_ENTRIES == 0:
+                await anyio.lowlevel.checkpoint()
     return Listing(entries=tuple(entries), truncated=bool(record.flags))
 
 

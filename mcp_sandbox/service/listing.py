@@ -64,7 +64,7 @@ async def list_matching(sandbox: Sandbox, query: GlobQuery) -> str:
     if not components:
         found = await sandbox.stat(StatRequest(path=query.base))
         if found.kind is not FileKind.DIRECTORY:
-            return _answer(query.base, [found], skips=[], truncated=False)
+            return _answer(query.base, [found], skips=[])
         components = ["*"]
     depth = TREE_DEPTH if query.deep else len(components)
     pruned = pruned_for(components) if depth > 1 else frozenset[str]()
@@ -83,10 +83,11 @@ async def list_matching(sandbox: Sandbox, query: GlobQuery) -> str:
         if regex.fullmatch(relative) and (is_directory or not query.directories_only):
             matches.append(entry)
     matches.sort(key=lambda entry: (-entry.modified_ns, entry.path))
-    return _answer(query.base, matches, skips=sorted(skips), truncated=listing.truncated)
+    looked_at = len(listing.entries) if listing.truncated else None
+    return _answer(query.base, matches, skips=sorted(skips), looked_at=looked_at)
 
 
-def _answer(base: str, matches: Sequence[FileInfo], *, skips: Sequence[str], truncated: bool) -> str:
+def _answer(base: str, matches: Sequence[FileInfo], *, skips: Sequence[str], looked_at: int | None = None) -> str:
     lines: list[str] = []
     chars_left = ANSWER_MAX_CHARS - _FRAME_CHARS
     for entry in matches[: ANSWER_MAX_LINES - _FRAME_LINES]:
@@ -98,8 +99,8 @@ def _answer(base: str, matches: Sequence[FileInfo], *, skips: Sequence[str], tru
     notes: list[str] = []
     if len(lines) < len(matches):
         notes.append(f"[{len(matches) - len(lines):,} older entries not shown; narrow the pattern]")
-    if truncated:
-        notes.append(f"[only {TREE_MAX_ENTRIES:,} entries were looked at; narrow the pattern or the path]")
+    if looked_at is not None:
+        notes.append(f"[only {looked_at:,} entries were looked at; narrow the pattern or the path]")
     if skips:
         named = ", ".join(f"{label(path)}/" for path in skips[:_NAMED_SKIPS])
         more = f" and {len(skips) - _NAMED_SKIPS:,} more" if len(skips) > _NAMED_SKIPS else ""

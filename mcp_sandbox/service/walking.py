@@ -8,6 +8,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import ByteReceiveStream
 
+from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import FileKind, ListRequest, ReadRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.streams import BytesStream, Head, read_head
@@ -91,7 +92,7 @@ class Walk:
             ListRequest(path=root, depth=TREE_DEPTH, limit=TREE_MAX_ENTRIES, prune=pruned)
         )
         if listing.truncated:
-            self._findings.note(f"only {TREE_MAX_ENTRIES:,} entries were looked at; narrow the path")
+            self._findings.note(f"only {len(listing.entries):,} entries were looked at; narrow the path")
         admitted = self._query.filter.compiled()
         start = len(root.rstrip("/")) + 1
         found: list[tuple[list[bytes], str]] = []
@@ -119,7 +120,7 @@ class Walk:
                 contents[path] = head.data if head.complete else None
             except FileNotFoundError:
                 return  # removed since it was listed
-            except OSError:
+            except (OSError, InvalidRequestError):  # the other one of a path that is longer than any call takes
                 self._findings.unreadable += 1
 
         async with anyio.create_task_group() as tasks:
@@ -131,7 +132,7 @@ class Walk:
         try:
             async with await self._sandbox.read(ReadRequest(path=path)) as reader:
                 await self._search_file(path, reader, explicit=False)
-        except OSError:
+        except (OSError, InvalidRequestError):
             self._findings.unreadable += 1
 
     async def _search_file(self, path: str, stream: ByteReceiveStream, *, explicit: bool) -> None:

@@ -11,6 +11,16 @@ from tests.attacks.world import Host, leaks, server_memory_mib
 from tests.interaction.wire_client import Reply, WireClient
 
 ANSWER_MAX_CHARS = 31_000
+LONG_NAMES = r"""
+import os
+os.chdir("/workspace")
+name = "\u0416" * 120
+for _ in range(58):
+    os.mkdir(name)
+    os.chdir(name)
+for number in range(20000):
+    open(f"{number:05}{name}", "w").close()
+"""
 SOCKET = "import socket; socket.socket(socket.AF_UNIX).bind('/workspace/s')"
 CATASTROPHE = "/usr/bin/python3 -c \"open('/workspace/r','w').write('a'*100000)\""
 
@@ -71,6 +81,18 @@ def test_ft03_a_huge_file_is_read_in_bounded_parts(server: WireClient) -> None:
     assert "2900004" in many.text
     assert prompt(partial(server.call, "edit_file", file_path="big", old_string="x", new_string="y")).is_error
     assert server_memory_mib(server) < before + 64
+
+
+def test_ft03_a_tree_of_endless_names_is_listed_and_searched_in_bounded_memory(server: WireClient) -> None:
+    """FT-03: 20,000 paths of 14,000 characters: the server took a gigabyte, and stood still meanwhile."""
+    assert server.exec("/usr/bin/python3 -", stdin=LONG_NAMES).header.startswith("exit=0 ")
+    server.exec("for p in $(which -a rg); do rm -f $p; done; true")
+    before = server_memory_mib(server)
+    listed = prompt(partial(server.call, "list_files", pattern="**/*"), 15)
+    assert "entries were looked at" in listed.text
+    assert "entries were looked at" in prompt(partial(server.call, "search_files", pattern="x"), 25).text
+    assert server_memory_mib(server) < before + 128
+    assert len(server.exec("ls").body) > 100, "the control: all of it can be seen from inside"
 
 
 def test_ft04_a_name_of_any_kind_is_data(server: WireClient, host: Host) -> None:
