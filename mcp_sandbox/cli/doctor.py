@@ -1,7 +1,6 @@
 """`mcp-sandbox doctor`: every provider is opened and used once, for real."""
 
 import argparse
-import asyncio
 import logging
 import os
 import platform
@@ -15,6 +14,7 @@ import anyio
 
 from mcp_sandbox import __version__
 from mcp_sandbox.app import DEFAULT_PROVIDER, guarded_provider, template
+from mcp_sandbox.cli.event_loop import run_loop
 from mcp_sandbox.cli.options import add_json, parser
 from mcp_sandbox.cli.running import until_signal
 from mcp_sandbox.cli.tables import print_json
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     reader.add_argument("providers", nargs="*", metavar="PROVIDER", help="only these (default: every known one)")
     add_json(reader)
     options = reader.parse_args(arguments)
-    return asyncio.run(until_signal(lambda: _examine(options)))
+    return run_loop(until_signal(lambda: _examine(options)))
 
 
 async def _examine(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from mcp_sandbox.app import open_sandboxes
+from mcp_sandbox.cli.event_loop import run_loop
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.settings.limits import WantedLimits
 from mcp_sandbox.settings.project import find_project
@@ -38,7 +39,7 @@ def run(
         ) as sandboxes:
             return await command(sandboxes)
 
-    return asyncio.run(until_signal(whole))
+    return run_loop(until_signal(whole))
 
 
 def tell(notices: tuple[str, ...]) -> None:

@@ -1,6 +1,5 @@
 """The real server, to which `mcp-sandbox serve` hands over. Importing it loads the SDK and the services."""
 
-import asyncio
 import os
 import sys
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import anyio
 
 from mcp_sandbox.app import open_services
+from mcp_sandbox.cli.event_loop import run_loop
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.kept import Kept
 from mcp_sandbox.service.lifetimes import Lifetimes
@@ -56,7 +56,7 @@ def serve(
             finally:
                 services.release()
 
-    asyncio.run(serve_client())
+    run_loop(serve_client())
     sys.stderr.flush()
     # Everything is closed; a thread that hangs in a system call must not keep the process alive.
     os._exit(0)

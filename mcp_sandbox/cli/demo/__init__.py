@@ -1,7 +1,6 @@
 """`mcp-sandbox demo`: a real MCP client uses a real server, in front of the reader."""
 
 import argparse
-import asyncio
 import os
 import sys
 import textwrap
@@ -24,6 +23,7 @@ from mcp_sandbox.cli.demo.stage import (
     state_cannot_hold_sandboxes,
 )
 from mcp_sandbox.cli.demo.timings import Timing, as_json, measure, show_timings, start_timing
+from mcp_sandbox.cli.event_loop import run_loop
 from mcp_sandbox.cli.options import add_json, parser
 from mcp_sandbox.cli.running import until_signal
 from mcp_sandbox.cli.tables import print_json
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     reader = parser("demo", "Start a server, use it as an agent would, and leave nothing behind.", _EXAMPLE)
     add_json(reader)
     options = reader.parse_args(arguments)
-    return asyncio.run(until_signal(lambda: _perform(options)))
+    return run_loop(until_signal(lambda: _perform(options)))
 
 
 async def _perform(options: argparse.Namespace) -> int:
