@@ -14,10 +14,11 @@ WHERE = ("tests/attacks", "tests/interaction", "tests/conformance/test_local.py"
 NUMBERS = {
     "FS": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15, 19),  # host files
     "CR": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10),  # environment and credentials
-    "RES": (5, 7, 8, 9, 10, 12),  # resources and endless commands
+    "RES": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),  # resources and endless commands
     "PRIV": (1, 2, 3, 4, 5),  # privilege and the kernel
     "XS": (1, 2, 3),  # other sandboxes
     "FT": (1, 2, 3, 4, 5, 6, 7, 8),  # file tools
+    "CRASH": (1, 2, 3, 4, 5),  # crashes and faults
     "CRASH": (1, 2, 3, 4, 5),  # faults
 }
 CASES = {f"{kind}-{number:02}" for kind, numbers in NUMBERS.items() for number in numbers}
