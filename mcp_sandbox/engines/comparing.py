@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mcp_sandbox.core.differences import Change, Differences, Side
-from mcp_sandbox.core.errors import ProviderError
+from mcp_sandbox.core.errors import ProviderError, UnsupportedError
 from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.image_store import is_image
 from mcp_sandbox.engines.layer_store import VOLUMES, StoredSnapshot
 
 __all__ = ["compare_layers"]
@@ -34,7 +35,16 @@ async def compare_layers(
     limit: int,
     text_bytes: int,
 ) -> Differences:
-    """Compare two stacks. Whoever calls keeps their layers from being collected."""
+    """Compare two stacks. Whoever calls keeps their layers from being collected.
+
+    Raises:
+        UnsupportedError: Only one of them has a /usr of its own.
+    """
+    if is_image(before.base) != is_image(after.base):
+        raise UnsupportedError(
+            "Nothing compared", why="one state started from an image, the other one from the host's programs",
+            fix="Compare states that started alike",
+        )  # fmt: skip
     identity = engine.identity
     arguments = [
         engine.marks, str(limit), str(OUTPUT_BYTES), str(text_bytes), str(TEXTS_BYTES if text_bytes else 0),
@@ -56,7 +66,7 @@ def _layers(engine: EmbeddedEngine, stack: StoredSnapshot, volume: str) -> list[
     layers = [f"llayers/{layer}/{volume}" for layer in reversed(stack.layers)]
     base = f"bbase/{stack.base}"
     if volume == "usr":
-        return [*layers, f"{base}/usr", "r/usr"]
+        return layers if is_image(stack.base) else [*layers, f"{base}/usr", "r/usr"]
     if volume == "workspace":
         return [*layers, f"r{stack.project}" if stack.project else f"{base}/root/workspace"]
     return [*layers, f"{base}/root"]

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
-from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError
 from mcp_sandbox.core.image import Image, Recipe
 from mcp_sandbox.engines.essentials import complete
 from mcp_sandbox.engines.identity import Identity
@@ -266,9 +266,23 @@ def _owners(identity: Identity, left_out: Counter[str]) -> Callable[[int, int], 
 def _records(root: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path in (root / "images").glob("*.json"):
+        name = path.name.removesuffix(".json")
         with contextlib.suppress(FileNotFoundError):
-            found[path.name.removesuffix(".json")] = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            found[name] = _read(name, path.read_bytes())
     return found
+
+
+def _read(name: str, text: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+        if record["schema"] <= SCHEMA and record["base"].startswith(PREFIX):
+            return cast("dict[str, Any]", record)
+        why = f"a newer mcp-sandbox wrote it (schema {record['schema']}, this version knows {SCHEMA})"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"it is damaged ({error})"
+    raise StateError(
+        f"Image {name!r} not read", why=why, fix=f"Upgrade mcp-sandbox, or: mcp-sandbox image rm {name}"
+    )  # fmt: skip
 
 
 def _image(name: str, record: Mapping[str, Any], notes: tuple[str, ...] = ()) -> Image:

@@ -28,10 +28,7 @@ def about_configuration(record: SandboxRecord, provider: str, template: SandboxS
             f"this project's sandbox runs on provider {record.provider!r}; {provider!r} is used once it is destroyed"
         )
     if image not in (None, record.image):
-        said.append(
-            f"this project's sandbox started from {record.image or 'the default image'!r}; "
-            f"{image!r} is used once it is destroyed"
-        )
+        said.append(f"this project's sandbox did not start from image {image!r}, which is used once it is destroyed")
     if told := changed_limits(record.limits, template.limits):
         said.append(told)
     return said

@@ -60,7 +60,7 @@ def test_another_image_than_the_sandboxs_is_told(machine: CommandLine, root: Pat
     machine.say("exec", "--", "true")
     done = machine.run("exec", "--image", "told", "--", "true")
     assert done.returncode == 0
-    assert b"'told' is used once it is destroyed" in done.stderr
+    assert b"did not start from image 'told'" in done.stderr
     machine.say("image", "rm", "told")
 
 

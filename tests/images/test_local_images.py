@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError
+from mcp_sandbox.core.differences import DiffRequest, LiveState
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError, UnsupportedError
 from mcp_sandbox.core.image import ImageRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import Workspace, WorkspaceMode
@@ -210,3 +211,25 @@ async def test_a_link_planted_at_a_place_of_ours_leads_nowhere_after_a_restore(
         )
     assert os.listdir(tmp_path) == ["planted"]
     await provider.destroy(second.id)
+
+
+async def test_a_diff_names_what_changed_in_the_image(provider: Provider, sandbox: Sandbox) -> None:
+    snapshot = await sandbox.snapshot(SnapshotRequest())
+    await _said(sandbox, "rm /etc/os-release; echo x > /usr/bin/new; echo y >> /etc/passwd")
+    found = await provider.diff(DiffRequest(before=snapshot, after=LiveState(sandbox=sandbox.id)))
+    assert [change.path for change in found.changes] == ["/etc/os-release", "/etc/passwd", "/usr/bin/new"]
+    async with await provider.create(new_spec(provider.capabilities)) as other:
+        with pytest.raises(UnsupportedError, match="started alike"):
+            await provider.diff(DiffRequest(before=snapshot, after=LiveState(sandbox=other.id)))
+    await provider.destroy(other.id)
+    await provider.discard(snapshot)
+
+
+async def test_a_record_that_cannot_be_read_is_named_and_can_be_removed(tmp_path: Path) -> None:
+    async with LocalProvider(tmp_path) as local:
+        (tmp_path / "images").mkdir()
+        (tmp_path / "images" / "broken.json").write_text("{")
+        with pytest.raises(StateError, match="mcp-sandbox image rm broken"):
+            await local.images()
+        await local.remove_image("broken")
+        assert await local.images() == []
