@@ -61,6 +61,7 @@ class LimitWatch:
     def __init__(self, root: Path, reserve: int) -> None:
         self._root = root
         self._reserve = reserve
+        self._in_memory = _lies_in_memory(root)
         self._watched: dict[str, _Watched] = {}
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -122,8 +123,7 @@ class LimitWatch:
                 await self._end_makers(watched, f"the disk of all sandboxes has room for {state.f_favail} files only")
         return _QUICK_S
 
-    @staticmethod
-    def _end_writers(watched: _Watched, why: str) -> None:
+    def _end_writers(self, watched: _Watched, why: str) -> None:
         """End processes that wrote since the disk was found full. Who wrote little may be making room."""
         init = watched.limits.init()
         if init is None:
@@ -133,7 +133,7 @@ class LimitWatch:
         before, watched.when_full = watched.when_full, {**now, **watched.when_full}
         if not before:
             return
-        grown = writers(now, before, _UNNOTICED_BYTES)
+        grown = writers(now, before, _UNNOTICED_BYTES, in_memory=self._in_memory)
         if init in grown:  # the kernel adds what those wrote that ended to whoever waited for them
             grown = {*pids}
         _end(watched.limits, init, grown, why)
@@ -181,8 +181,7 @@ class LimitWatch:
             why = f"{what} killed at the memory limit, {size_text(most)} ({size_text(total)} were used)"
             limits.ended_some(Termination.OOM, killed, why)
 
-    @staticmethod
-    def _look_at_usage(watched: _Watched, used: DiskUsage | None) -> None:
+    def _look_at_usage(self, watched: _Watched, used: DiskUsage | None) -> None:
         limits, before, watched.used = watched.limits.limits, watched.used, used
         if used is None:
             _end_all(watched.limits, "the files of the sandbox cannot be counted, so they may be more than its limits")
@@ -199,19 +198,34 @@ class LimitWatch:
             why = f"the disk limit was reached: {size_text(used.bytes)} of {size_text(limits.disk_bytes)} are used"
             # Who filled it may be gone, and this one be making room; if it grows on all the same, it is somebody here.
             again = before.bytes > limits.disk_bytes
-            _end(watched.limits, init, writers(now, lately) or ({*pids} if again else set()), why)
+            _end(
+                watched.limits,
+                init,
+                writers(now, lately, 0, in_memory=self._in_memory) or ({*pids} if again else set()),
+                why,
+            )
         elif limits.inodes is not None and used.inodes > before.inodes > limits.inodes:
             _end_all(watched.limits, f"the limit of files was reached: {used.inodes} of {limits.inodes} exist")
 
 
-def writers(now: Mapping[int, Written], before: Mapping[int, Written], most: int = 0) -> set[int]:
+def writers(now: Mapping[int, Written], before: Mapping[int, Written], most: int, *, in_memory: bool) -> set[int]:
     """Return the processes that wrote more than that; what a new one wrote counts from its start.
 
-    What the kernel says went to a disk decides; where it counts nothing, as on tmpfs, whatever was written.
+    What the kernel says went to a disk decides; where the files lie in memory, all that was written.
     """
+
+    def amount(wrote: Written) -> int:
+        return wrote.bytes if in_memory else wrote.to_disk
+
     nothing = Written(0, 0)
-    to_disk = {pid for pid, wrote in now.items() if wrote.to_disk - before.get(pid, nothing).to_disk > most}
-    return to_disk or {pid for pid, wrote in now.items() if wrote.bytes - before.get(pid, nothing).bytes > most}
+    return {pid for pid, wrote in now.items() if amount(wrote) - amount(before.get(pid, nothing)) > most}
+
+
+def _lies_in_memory(root: Path) -> bool:
+    device = root.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    lines = (line.split() for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines())
+    return any(words[2] == number and words[words.index("-") + 1] in ("tmpfs", "ramfs") for words in lines)
 
 
 def _end(limits: SandboxLimits, init: int, pids: Iterable[int], why: str) -> None:
