@@ -55,11 +55,11 @@ def main() -> int:
             print(f"{conditions_line(conditions)}\n\n{shown}")
             return 0
         rows = _measured(scratch, quick=options.quick)
-    if options.json:
-        print(json.dumps({**conditions, "rows": [row.as_json() for row in rows]}, indent=1))
-    else:
-        print(conditions_line(conditions) + "\n")
-        print(table(rows))
+        if options.json:
+            shown = json.dumps({**conditions, "rows": [row.as_json() for row in rows]}, indent=1)
+        else:
+            shown = f"{conditions_line(conditions)}\n\n{table(rows)}"
+        print(shown, flush=True)  # before everything is removed, which takes long
     return 0
 
 
