@@ -12,7 +12,7 @@ from anyio.abc import ByteReceiveStream
 from mcp_sandbox.core.files import ReadRequest, UploadRequest, WriteRequest
 from mcp_sandbox.core.provider import Provider
 from mcp_sandbox.core.streams import BytesStream, read_all
-from tests.benchmarks.calls import call, new_spec
+from tests.benchmarks.calls import call, new_spec, run
 from tests.benchmarks.measuring import Floor, Row, Samples, process_floor
 from tests.interaction.wire_client import WireClient
 
@@ -95,18 +95,23 @@ async def engine_file_rows(provider: Provider, scratch: Path, count: int) -> lis
 
         both = await Samples().repeat_async(count, inside)
         floor = Floor.of("plain write and read", Samples().repeat(count, outside))
-        archive, imported, unpacked = _archive(), Samples(), Samples()
+        archive, imported, unpacked, inside_tar = _archive(), Samples(), Samples(), Samples()
+        await sandbox.write(WriteRequest(path="/tmp/archive"), archive)
         for number in range(max(3, count // 5)):
             stream: ByteReceiveStream = BytesStream(archive)
             with imported.timed():
                 await sandbox.upload(UploadRequest(path=f"/workspace/import-{number}"), stream)
             with unpacked.timed():
                 _unpack(archive, scratch / f"unpacked-{number}")  # and never removed: see `scratch_directory`
+            await run(sandbox, "mkdir", f"/workspace/tar-{number}")
+            with inside_tar.timed():
+                await run(sandbox, "tar", "-xf", "/tmp/archive", "-C", f"/workspace/tar-{number}")
         await provider.destroy(sandbox.id)
     tar = Floor.of("`tar -x`", unpacked)
     return [
         Row.of("engine: write and read of 1 MiB", both, floor=floor, target=5.0),
         Row.of(f"engine: import of {IMPORTED:,} files of 1 KiB", imported, floor=tar, target=2 * tar.median),
+        Row.of("beside it: `tar -x` of the same inside the sandbox", inside_tar, floor=tar),
     ]
 
 
