@@ -4,8 +4,13 @@ FT-07 and SNAP-05 of the attacks: nothing outside is touched, and of what is ref
 """
 
 import gzip
+import hashlib
+import json
 import os
+import platform
+import shutil
 import stat
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -262,3 +267,39 @@ def test_an_image_is_a_copy_of_its_source(store: ImageStore) -> None:
     root = store.root / "base" / store.add(source).base / "root"
     (source / "f").write_text("changed")
     assert (root / "f").read_text() == "as it was"
+
+
+def test_an_archive_of_zstd_is_unpacked_by_its_program(store: ImageStore) -> None:
+    if shutil.which("zstd") is None:
+        pytest.skip("this machine has no program zstd")
+    packed = subprocess.run(["zstd", "-qc"], input=tar_with(_file("a", b"x")), capture_output=True, check=True).stdout
+    assert (_add(store, packed) / "a").read_bytes() == b"x"
+    with pytest.raises(InvalidRequestError):
+        _add(store, packed[:-3])
+
+
+def test_of_an_oci_layout_the_image_of_this_machine_is_taken(store: ImageStore) -> None:
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    layers = {"theirs": tar_with(_file("theirs")), "ours": gzip.compress(tar_with(_file("ours")))}
+    files: dict[str, bytes] = {"oci-layout": b"{}"}
+
+    def blob(content: bytes) -> dict[str, str]:
+        digest = hashlib.sha256(content).hexdigest()
+        files[f"blobs/sha256/{digest}"] = content
+        return {"digest": f"sha256:{digest}"}
+
+    described: list[dict[str, object]] = []
+    for architecture, name in (("pdp11", "theirs"), (machine, "ours")):
+        manifest = {"config": blob(b"{}"), "layers": [blob(layers[name])]}
+        described.append({**blob(json.dumps(manifest).encode()), "platform": {"architecture": architecture}})
+    files["index.json"] = json.dumps({"manifests": described}).encode()
+    root = _add(store, tar_with(*(_file(name, content) for name, content in files.items())))
+    assert (root / "ours").exists()
+    assert not (root / "theirs").exists()
+
+
+def test_a_tree_that_nobody_may_enter_can_be_imported_and_removed(store: ImageStore) -> None:
+    root = _add(store, tar_with((_member("shut", tarfile.DIRTYPE, mode=0), b""), _file("shut/f", b"x")))
+    assert stat.S_IMODE((root / "shut").stat().st_mode) == 0
+    (root / "shut").chmod(0o700)
+    assert (root / "shut" / "f").read_bytes() == b"x"
