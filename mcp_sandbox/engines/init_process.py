@@ -75,16 +75,21 @@ def _init(directory: Path) -> Generator[int | None]:
         yield None  # it never started, or ended long ago
         return
     try:
-        yield pidfd if _start_time(pid) == started else None
+        yield pidfd if _start_time(pid) == started and not _has_ended(pidfd) else None
     finally:
         os.close(pidfd)
 
 
+def _has_ended(pidfd: int) -> bool:
+    """Whether a process is dead, even if nobody has reaped it yet."""
+    poll = select.poll()  # unlike `select`, for any number of open files
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 async def _ended(pidfd: int, within_s: float) -> bool:
     with anyio.move_on_after(within_s):
-        poll = select.poll()  # unlike `select`, for any number of open files
-        poll.register(pidfd, select.POLLIN)
-        while not poll.poll(0):
+        while not _has_ended(pidfd):
             await anyio.wait_readable(pidfd)
         return True
     return False

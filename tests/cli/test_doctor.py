@@ -15,6 +15,8 @@ from mcp_sandbox.engines.fences import FENCES
 
 __all__: list[str] = []
 
+pytestmark = pytest.mark.timeout(180)  # a base is built and removed for some of them
+
 RESTRICTED = Path(__file__).parent / "restricted.py"
 
 
