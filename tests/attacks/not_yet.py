@@ -10,8 +10,6 @@ NOT_YET: Final[Mapping[str, str]] = {
     "FS-11": "no path can be denied for reading yet: issue 5 (denied paths are masks)",
     "CR-10": "there are no secrets yet, and so no placeholders: issue 6",
     "XS-02": "there is one principal over stdio, and no HTTP yet: issue 7",
-    "CRASH-02": "there is no egress process yet: issue 6",
-    "CRASH-03": "no provider has a daemon or a service of its own yet: issues 4 and 8",
     "FT-08": "nothing writes to a path of the host yet: issue 5 (`apply_changes`)",
     "CRASH-02": "there is no egress process yet: issue 6",
     "CRASH-03": "there is neither a daemon nor a remote engine yet: issues 4 and 8",

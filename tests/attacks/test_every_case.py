@@ -19,7 +19,6 @@ NUMBERS = {
     "XS": (1, 2, 3),  # other sandboxes
     "FT": (1, 2, 3, 4, 5, 6, 7, 8),  # file tools
     "CRASH": (1, 2, 3, 4, 5),  # crashes and faults
-    "CRASH": (1, 2, 3, 4, 5),  # faults
 }
 CASES = {f"{kind}-{number:02}" for kind, numbers in NUMBERS.items() for number in numbers}
 
