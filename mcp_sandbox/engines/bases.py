@@ -12,7 +12,7 @@ import anyio
 from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.launcher import Launcher
-from mcp_sandbox.engines.layer_store import LayerStore
+from mcp_sandbox.engines.layer_store import BEING_MADE, LayerStore
 from mcp_sandbox.engines.package_database import copy_package_database
 from mcp_sandbox.engines.skeleton import base_fingerprint, fill_root, fill_usr
 from mcp_sandbox.hostfs.atomic import alocked
@@ -63,7 +63,7 @@ class Bases:
         return name
 
     async def _build(self, name: str, *, mirrored: bool) -> None:
-        relative = f"trash/base-{secrets.token_hex(4)}"
+        relative = f"trash/{BEING_MADE}{secrets.token_hex(4)}"
         fresh = self._store.root / relative
         (fresh / "usr").mkdir(parents=True)
         (fresh / "root").mkdir()

@@ -28,7 +28,7 @@ from mcp_sandbox.engines.image_store import named_bases
 from mcp_sandbox.engines.init_process import init_lives
 from mcp_sandbox.hostfs.atomic import locked, write_atomically
 
-__all__ = ["SPARE", "VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "damaged", "destroyed"]
+__all__ = ["BEING_MADE", "SPARE", "VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "damaged", "destroyed"]
 
 VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
 """Directories of a layer and where each one is mounted."""
@@ -36,6 +36,9 @@ SPARE: Final = "spare-"
 """What the names of sandboxes begin with that nobody has asked for yet."""
 SCHEMA: Final = 1
 _FRESH_MODE: Final = 0o755
+BEING_MADE: Final = "base-"
+"""Begins the names in the trash of what is made there and then renamed away; after a crash it goes with the rest."""
+BEING_MADE_S: Final = 3600.0
 SETTLED_S: Final = 60.0
 """A layer younger than this may not be named yet by the state that it was made for."""
 
@@ -322,7 +325,7 @@ class LayerStore:
                     self.discard(path)  # whose server was killed
             for path in self.unnamed(base, now=now):
                 self.discard(path)
-        return [f"trash/{path.name}" for path in (self.root / "trash").iterdir()]
+        return [f"trash/{path.name}" for path in (self.root / "trash").iterdir() if not _is_being_made(path, now)]
 
     def unnamed(self, base: str, *, now: float | None = None) -> list[Path]:
         """Return the layers and bases that `collect` would discard; hold the structure lock.
@@ -359,9 +362,13 @@ def _holds_anything(directory: Path) -> bool:
         return True
 
 
-def _is_settled(path: Path, now: float | None) -> bool:
+def _is_being_made(path: Path, now: float | None) -> bool:
+    return path.name.startswith(BEING_MADE) and not _is_settled(path, now, BEING_MADE_S)
+
+
+def _is_settled(path: Path, now: float | None, seconds: float = SETTLED_S) -> bool:
     try:
-        return (time.time() if now is None else now) - path.stat().st_ctime > SETTLED_S
+        return (time.time() if now is None else now) - path.stat().st_ctime > seconds
     except FileNotFoundError:
         return False
 

@@ -14,8 +14,9 @@ from tests.interaction.wire_client import WireClient, processes_below
 
 FIXED_NAMES = {
     "CI", "DEBIAN_FRONTEND", "GIT_EDITOR", "GIT_PAGER", "GIT_TERMINAL_PROMPT", "HOME", "LANG", "LOGNAME", "NO_COLOR",
-    "OLDPWD", "PAGER", "PATH", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_INPUT", "PWD", "PYTHONUNBUFFERED", "SHELL",
-    "SHLVL", "SUDO_ASKPASS", "TERM", "USER", "_",
+    "OLDPWD", "PAGER", "PATH", "PIP_BREAK_SYSTEM_PACKAGES", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_INPUT",
+    "PIP_ROOT_USER_ACTION", "PWD", "PYTHONUNBUFFERED", "SHELL", "SHLVL", "SUDO_ASKPASS", "TERM", "USER",
+    "UV_BREAK_SYSTEM_PACKAGES", "_",
 }  # fmt: skip
 """What every command has, whatever the server has."""
 

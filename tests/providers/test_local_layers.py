@@ -1,6 +1,7 @@
 """A snapshot's layer is never written again, whoever is in the middle of a write."""
 
 import sys
+import time
 from pathlib import Path
 
 import anyio
@@ -12,6 +13,8 @@ from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.core.streams import read_all
+from mcp_sandbox.engines.identity import choose_identity
+from mcp_sandbox.engines.layer_store import BEING_MADE, LayerStore
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.store.identity import new_sandbox_id
 
@@ -67,3 +70,12 @@ async def test_a_snapshot_waits_for_a_write_under_way_through_another_connection
         ]
         for made in (sandbox, copy):
             await provider.destroy(made.id)
+
+
+async def test_a_base_that_is_being_made_is_not_taken_for_rubbish(tmp_path: Path) -> None:
+    """A server that swept meanwhile removed what another one, or it itself, was about to use."""
+    store = LayerStore(tmp_path, choose_identity())
+    (tmp_path / "trash" / f"{BEING_MADE}1234").mkdir()
+    (tmp_path / "trash" / "layer-1234").mkdir()
+    assert store.collect("") == ["trash/layer-1234"]
+    assert sorted(store.collect("", now=time.time() + 7200)) == [f"trash/{BEING_MADE}1234", "trash/layer-1234"]
