@@ -81,6 +81,9 @@ class Reaper:
             except (SandboxError, OSError) as error:
                 _LOG.warning("leftovers of provider %s: %s", name, error)
         try:
+            if not dry_run:
+                await to_thread.run_sync(self.registry.sweep)
+                await to_thread.run_sync(self.snapshots.sweep)
             provider = await self.provider(name)
             remembered = Remembered(
                 sandbox=lambda sandbox: self.registry.stamp(sandbox) is not None,

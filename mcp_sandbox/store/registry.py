@@ -205,6 +205,14 @@ class Registry:
         self._known.pop(sandbox_id, None)
         shutil.rmtree(grave, ignore_errors=True)
 
+    def sweep(self) -> None:
+        """Remove what killed processes left unfinished; files that live ones are writing stay."""
+        with self._locked():
+            self._swept = False
+            self._sweep()
+        for directory in (*self._directory.glob(f"{ID_PREFIX}*"), *self._directory.glob(f"{ID_PREFIX}*/*/")):
+            sweep_unfinished(directory)
+
     def _locked(self) -> AbstractContextManager[None]:
         return locked(self._directory / _LOCK)
 

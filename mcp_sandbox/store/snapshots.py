@@ -138,6 +138,10 @@ class SnapshotStore:
             self.load(damaged)
         raise _no_such(prefix, self.list(principal=principal, project=project))
 
+    def sweep(self) -> None:
+        """Remove what killed processes left unfinished."""
+        sweep_unfinished(self._directory)
+
     def retire(self, snapshot_id: SnapshotId) -> None:
         """Take a snapshot off every list, in one step, before its content goes; `delete` or `reinstate` comes after.
 

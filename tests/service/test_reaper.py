@@ -17,7 +17,7 @@ from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.reaper import DAY_S, KEPT_S, Reaper
 from mcp_sandbox.service.usage import Usage
-from mcp_sandbox.store.atomic import locked
+from mcp_sandbox.store.atomic import UNFINISHED, locked
 from mcp_sandbox.store.identity import new_sandbox_id
 
 __all__: list[str] = []
@@ -114,6 +114,22 @@ async def test_an_entry_that_was_never_created_goes_but_not_while_its_creator_li
     found = await _collect(world, later_s=120)
     assert [(one.kind, one.name) for one in found] == [("record", entry.id)]
     assert "half" not in [record.name for record in await world.records()]
+
+
+async def test_files_that_were_never_finished_go_wherever_they_are(world: World) -> None:
+    """CRASH-01: a server that is killed while it counts a job leaves one."""
+    (record,) = await world.records()
+    jobs = world.state.registry / record.id / "jobs"
+    jobs.mkdir(exist_ok=True)
+    for path in (jobs, jobs.parent, world.state.snapshots):
+        (path / f"{UNFINISHED}left").write_bytes(b"half")
+    (world.state.registry / f"{UNFINISHED}left").mkdir()
+    held = jobs / f"{UNFINISHED}written-just-now"
+    with locked(held):
+        await _collect(world)
+        assert list(world.state.root.rglob(f"{UNFINISHED}*")) == [held]
+    await _collect(world)
+    assert list(world.state.root.rglob(f"{UNFINISHED}*")) == []
 
 
 async def test_a_passing_sandbox_goes_with_its_maker_and_a_nameless_one_after_a_week(world: World) -> None:
