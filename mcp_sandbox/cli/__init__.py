@@ -41,7 +41,7 @@ COMMANDS = {
     "fork": Command("mcp_sandbox.cli.fork", "make new sandboxes from a live one"),
     "rm": Command("mcp_sandbox.cli.rm", "destroy sandboxes"),
     "gc": Command("mcp_sandbox.cli.gc", "remove what killed processes left behind"),
-    "snapshot": Command("mcp_sandbox.cli.snapshot", "create, list, restore and delete snapshots"),
+    "snapshot": Command("mcp_sandbox.cli.snapshot", "create, list, restore, delete, export and import snapshots"),
     "image": Command("mcp_sandbox.cli.image", "build, import, list and remove what sandboxes start from"),
     "doctor": Command("mcp_sandbox.cli.doctor", "try every provider and say what is wrong"),
     "demo": Command("mcp_sandbox.cli.demo", "show what a sandbox can do"),

@@ -1,4 +1,4 @@
-"""`mcp-sandbox snapshot`: create, list, restore and delete snapshots."""
+"""`mcp-sandbox snapshot`: create, list, restore and delete snapshots; as files, export, import and verify them."""
 
 import argparse
 import sys
@@ -7,18 +7,21 @@ from typing import NamedTuple
 
 from mcp_sandbox.cli.options import add_json, add_sandbox, add_scope, parser
 from mcp_sandbox.cli.running import run, tell
+from mcp_sandbox.cli.snapshot_files import export, export_options, import_, import_options, verify, verify_options
 from mcp_sandbox.cli.tables import print_json, print_table
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.paths import display
-from mcp_sandbox.service.quantities import age, size
-from mcp_sandbox.service.snapshots import Branch, SnapshotService
+from mcp_sandbox.service.quantities import local_time, size
+from mcp_sandbox.service.sandboxes import SandboxService
+from mcp_sandbox.service.snapshots import KEPT_BEFORE_RESTORES, Branch, SnapshotService
 
 __all__ = ["main"]
 
 _EXAMPLE = """\
   mcp-sandbox snapshot create --note "before the upgrade"
   mcp-sandbox snapshot list
-  mcp-sandbox snapshot restore 1f2e3d src/app.py"""
+  mcp-sandbox snapshot restore 1f2e3d src/app.py
+  mcp-sandbox snapshot export 1f2e3d work.snapshot"""
 _SHORT = 12
 
 
@@ -26,14 +29,16 @@ class _Verb(NamedTuple):
     summary: str
     example: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    carry_out: Callable[[SnapshotService, argparse.Namespace], Awaitable[int]]
+    carry_out: Callable[[SandboxService, argparse.Namespace], Awaitable[int]]
 
 
 def main(arguments: list[str]) -> int:
     """Carry out one of the verbs."""
     verb = _VERBS.get(arguments[0]) if arguments else None
     if verb is None:
-        reader = parser("snapshot", "Create, list, restore and delete snapshots.", _EXAMPLE)
+        reader = parser(
+            "snapshot", "Create, list, restore and delete snapshots; export, import and verify them as files.", _EXAMPLE
+        )
         reader.add_argument(
             "verb", choices=_VERBS, help="; ".join(f"{name}: {v.summary}" for name, v in _VERBS.items())
         )
@@ -44,7 +49,7 @@ def main(arguments: list[str]) -> int:
     verb.add_options(reader)
     add_scope(reader)
     options = reader.parse_args(arguments[1:])
-    return run(options, lambda sandboxes: verb.carry_out(SnapshotService(sandboxes), options))
+    return run(options, lambda sandboxes: verb.carry_out(sandboxes, options))
 
 
 def _create_options(reader: argparse.ArgumentParser) -> None:
@@ -52,8 +57,8 @@ def _create_options(reader: argparse.ArgumentParser) -> None:
     add_sandbox(reader)
 
 
-async def _create(snapshots: SnapshotService, options: argparse.Namespace) -> int:
-    taken = await snapshots.create(options.sandbox, options.note)
+async def _create(sandboxes: SandboxService, options: argparse.Namespace) -> int:
+    taken = await SnapshotService(sandboxes).create(options.sandbox, options.note)
     tell(taken.sandbox.notices)
     print(taken.snapshot.id)
     return 0
@@ -64,14 +69,14 @@ def _list_options(reader: argparse.ArgumentParser) -> None:
     add_json(reader)
 
 
-async def _list(snapshots: SnapshotService, options: argparse.Namespace) -> int:
-    branches = await snapshots.list(options.sandbox)
+async def _list(sandboxes: SandboxService, options: argparse.Namespace) -> int:
+    branches = await SnapshotService(sandboxes).list(options.sandbox)
     if options.json:
         print_json([_facts(branch) for branch in branches])
     elif not branches:
         print("No snapshots yet. `mcp-sandbox snapshot create` takes one.")
     else:
-        header = ("SNAPSHOT", "AGE", "SIZE", "SANDBOX", "NOTE")
+        header = ("SNAPSHOT", "WHEN", "SIZE", "OF", "HERE", "NOTE")
         print_table(header, [_row(branch) for branch in branches])
     return 0
 
@@ -80,9 +85,10 @@ def _row(branch: Branch) -> tuple[str, ...]:
     snapshot = branch.snapshot
     return (
         "  " * branch.depth + snapshot.id[:_SHORT] + "*" * branch.is_here,
-        age(snapshot.created_at),
+        local_time(snapshot.created_at),
         "?" if branch.size_bytes is None else size(branch.size_bytes),
-        snapshot.sandbox[:_SHORT],
+        "(file)" if branch.imported else snapshot.sandbox[:_SHORT],
+        ",".join(branch.sandboxes) or "-",
         display(" ".join(snapshot.note.split())),
     )
 
@@ -101,6 +107,8 @@ def _facts(branch: Branch) -> dict[str, object]:
         "paused_s": snapshot.native.paused_s,
         "method": snapshot.native.method,
         "here": branch.is_here,
+        "sandboxes": list(branch.sandboxes),
+        "imported": branch.imported,
     }
 
 
@@ -110,8 +118,8 @@ def _restore_options(reader: argparse.ArgumentParser) -> None:
     add_sandbox(reader)
 
 
-async def _restore(snapshots: SnapshotService, options: argparse.Namespace) -> int:
-    restored = await snapshots.restore(options.snapshot, options.sandbox, options.paths)
+async def _restore(sandboxes: SandboxService, options: argparse.Namespace) -> int:
+    restored = await SnapshotService(sandboxes).restore(options.snapshot, options.sandbox, options.paths)
     tell(restored.sandbox.notices)
     print(f"Restored {len(restored.paths) or 'everything'}{' paths' * bool(restored.paths)}; what was there before is:")
     print(restored.before.id)
@@ -122,11 +130,11 @@ def _delete_options(reader: argparse.ArgumentParser) -> None:
     reader.add_argument("snapshot", nargs="+", help="id or unique prefix")
 
 
-async def _delete(snapshots: SnapshotService, options: argparse.Namespace) -> int:
+async def _delete(sandboxes: SandboxService, options: argparse.Namespace) -> int:
     status = 0
     for prefix in options.snapshot:
         try:
-            print((await snapshots.delete(prefix)).id)
+            print((await SnapshotService(sandboxes).delete(prefix)).id)
         except SandboxError as error:
             print(f"mcp-sandbox: {error}", file=sys.stderr)
             status = 2
@@ -135,7 +143,25 @@ async def _delete(snapshots: SnapshotService, options: argparse.Namespace) -> in
 
 _VERBS = {
     "create": _Verb("keep the state of a sandbox, and print its id", 'create --note "x"', _create_options, _create),
-    "list": _Verb("list snapshots; * marks where this project's sandbox goes on from", "list", _list_options, _list),
-    "restore": _Verb("put a state back", "restore 1f2e3d src/app.py", _restore_options, _restore),
+    "list": _Verb(
+        "list snapshots under their parents, with the sandboxes that go on from each; * marks this project's own",
+        "list",
+        _list_options,
+        _list,
+    ),
+    "restore": _Verb(
+        f"put a state back; what was there is kept as a snapshot, of each sandbox the newest {KEPT_BEFORE_RESTORES}",
+        "restore 1f2e3d src/app.py",
+        _restore_options,
+        _restore,
+    ),
     "delete": _Verb("delete snapshots for good", "delete 1f2e3d 9c8b7a", _delete_options, _delete),
+    "export": _Verb("write a snapshot into one file", "export 1f2e3d work.snapshot", export_options, export),
+    "import": _Verb("take in a snapshot from a file; print its id", "import work.snapshot", import_options, import_),
+    "verify": _Verb(
+        "check snapshots or files to the last byte; exit status 1 if something is wrong",
+        "verify",
+        verify_options,
+        verify,
+    ),
 }

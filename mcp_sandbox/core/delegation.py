@@ -208,6 +208,10 @@ class DelegatingProvider(Provider):
         """Return the bytes that a snapshot alone added."""
         return await self._inner.measure(content)
 
+    async def verify(self, content: NativeContent) -> Sequence[str]:
+        """Say what is missing of a snapshot's content."""
+        return await self._inner.verify(content)
+
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds."""
         await self._inner.discard(content)

@@ -228,6 +228,10 @@ class Provider(abc.ABC):
         """Return the bytes that a snapshot alone added, counting them if taking it did not; `None` if nobody knows."""
         return content.size_bytes
 
+    async def verify(self, content: NativeContent) -> Sequence[str]:
+        """Say what is missing of a snapshot's content, as clauses without a host path; nothing if it is whole."""
+        return ()
+
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds. Optional: `Verb.SNAPSHOT`; no-op if it is gone."""
         raise unsupported(self.name, Verb.SNAPSHOT)

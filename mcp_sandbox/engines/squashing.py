@@ -16,7 +16,7 @@ from typing import Final
 
 from anyio import to_thread
 
-from mcp_sandbox.core.errors import CapacityError, NotFoundError, ProviderError
+from mcp_sandbox.core.errors import CapacityError, NotFoundError, ProviderError, StateError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.init_process import init_pid
 from mcp_sandbox.engines.launcher import Launcher
@@ -42,7 +42,7 @@ async def squash(store: LayerStore, launcher: Launcher, marks: str) -> None:
         launcher: Runs the guest agent's role `merge`.
         marks: What the names of overlayfs's extended attributes begin with.
     """
-    with contextlib.suppress(CapacityError):
+    with contextlib.suppress(CapacityError, StateError):  # what cannot be read may hold a part of any run
         async with alocked(store.root / "squash.lock", wait_s=0):
             done: set[_Stack] = set()
             for _ in range(_MOST_RUNS):

@@ -219,7 +219,8 @@ async def records_of_tar(tar: ByteReceiveStream) -> AsyncGenerator[bytes]:
         if record.kind == "f":
             at = 0
             async for piece in stream.content(record.size):
-                yield SEGMENT.pack(at, len(piece)) + piece
+                if piece.count(0) < len(piece):  # zeros alone become a hole
+                    yield SEGMENT.pack(at, len(piece)) + piece
                 at += len(piece)
             yield SEGMENT.pack(record.size, 0)
         elif record.kind == "d":

@@ -169,6 +169,11 @@ class GuardedProvider(DelegatingProvider):
         _require_own(self.name, content)
         return await super().restore(content, self._admit(spec))
 
+    async def verify(self, content: NativeContent) -> Sequence[str]:
+        """Say what is missing of a snapshot's content, if it is this provider's."""
+        _require_own(self.name, content, "verified")
+        return await self._inner.verify(content)
+
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds."""
         _require(self.name, self.capabilities, Verb.SNAPSHOT)

@@ -66,7 +66,7 @@ class Connections:
         registry: Where the sandboxes are entered.
         providers: Opened by whoever made this.
         spec_of: What to create for a record.
-        content_of: The content of a snapshot; may block.
+        content_of: The content of a snapshot for a provider; may block.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Connections:
         providers: OpenProviders,
         *,
         spec_of: Callable[[SandboxRecord], SandboxSpec],
-        content_of: Callable[[SnapshotId], NativeContent],
+        content_of: Callable[[SnapshotId, str], NativeContent],
     ) -> None:
         self._registry = registry
         self._providers = providers
@@ -244,7 +244,8 @@ class Connections:
         try:
             if record.parent is None:
                 return await provider.create(spec)
-            return await provider.restore(await to_thread.run_sync(self._content_of, record.parent), spec)
+            content = await to_thread.run_sync(self._content_of, record.parent, record.provider)
+            return await provider.restore(content, spec)
         except NotFoundError as error:
             raise StateError(
                 "Sandbox not created", why=f"the snapshot that it was to start from is gone ({error.why})",

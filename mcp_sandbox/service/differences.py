@@ -61,8 +61,9 @@ async def compare(
 
 async def _state(sandboxes: SandboxService, name: str, handle: str | None) -> tuple[str, State]:
     if name not in (LIVE, START):
-        native = (await to_thread.run_sync(sandboxes.find_snapshot, name)).snapshot.native
-        return native.provider, native
+        stored = await to_thread.run_sync(sandboxes.find_snapshot, name)
+        provider = sandboxes.contents.provider_of(stored)
+        return provider, await sandboxes.contents.of(stored, provider)
     record = await sandboxes.find(handle)
     if record is None:
         raise NotFoundError(

@@ -19,6 +19,10 @@ class Branch:
     """Whether the sandbox last took it or was restored to it."""
     size_bytes: int | None = None
     """Bytes that it alone added, if they were counted."""
+    imported: bool = False
+    """Whether it came in a file."""
+    sandboxes: tuple[str, ...] = ()
+    """Names or ids of the sandboxes that last took it, were restored to it or were made from it."""
 
 
 def lineage(snapshots: Sequence[Snapshot], here: SnapshotId | None) -> Sequence[Branch]:

@@ -4,14 +4,13 @@ import errno
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import anyio
 
-from mcp_sandbox.core.errors import InvalidRequestError, SandboxError, StateError
+from mcp_sandbox.core.errors import InvalidRequestError, StateError
 from mcp_sandbox.core.files import (
     DownloadRequest,
     FileInfo,
@@ -24,20 +23,17 @@ from mcp_sandbox.core.files import (
     StatRequest,
     UploadRequest,
 )
-from mcp_sandbox.core.leftovers import EXPIRES
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import WORKSPACE, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent
 from mcp_sandbox.core.streams import BytesStream
 from mcp_sandbox.service.archives import ArchiveSpool, HeldArchive, header, trailer
+from mcp_sandbox.service.passing import PassingSandbox
 from mcp_sandbox.service.paths import display, resolve
-from mcp_sandbox.store.record import now, timestamp
 
 __all__ = ["PartialRestore", "chosen_paths"]
 
 _CLEANUP_S = 30.0
-_EXPIRES_AFTER = timedelta(hours=1)
-_OWNER = "mcp-sandbox.owner"
 _MOST_PATHS = 1000
 _KERNEL_TREES = ("/proc", "/sys", "/dev")
 _NEW = "new"
@@ -92,22 +88,14 @@ class PartialRestore:
     """
 
     def __init__(self, provider: Provider, content: NativeContent, spec: SandboxSpec) -> None:
-        expires = timestamp(datetime.now(UTC) + _EXPIRES_AFTER)
-        self._provider = provider
-        self._content = content
-        self._spec = replace(spec, labels={**spec.labels, EXPIRES: expires})
+        self._passing = PassingSandbox(provider, spec, content)
         self._spool = ArchiveSpool()
         self._source: Sandbox | None = None
         self._fetched: list[_Fetched] = []
 
     async def __aenter__(self) -> Self:
-        """Make the passing sandbox, after clearing away those that killed processes left."""
-        await self._sweep()
-        try:
-            self._source = await self._provider.restore(self._content, self._spec)
-        except BaseException:
-            await self._clean()
-            raise
+        """Make the passing sandbox."""
+        self._source = await self._passing.__aenter__()
         return self
 
     async def __aexit__(
@@ -115,7 +103,7 @@ class PartialRestore:
     ) -> None:
         """Destroy the passing sandbox and free the spool."""
         self._spool.close()
-        await self._clean()
+        await self._passing.__aexit__(kind, error, trace)
 
     async def fetch(self, paths: Sequence[str]) -> None:
         """Spool every path from the snapshot, before anything is touched.
@@ -144,20 +132,6 @@ class PartialRestore:
             else BytesStream(b"")
         )
         return await self._spool.hold(content, header(_NEW, info), trailer(info))
-
-    async def _sweep(self) -> None:
-        with suppress(SandboxError):
-            for info in await self._provider.list():
-                expires = info.labels.get(EXPIRES, "")
-                if expires and expires < now() and info.labels.get(_OWNER) == self._spec.labels.get(_OWNER):
-                    await self._provider.destroy(info.id)
-
-    async def _clean(self) -> None:
-        with anyio.move_on_after(_CLEANUP_S, shield=True):
-            if self._source is not None:
-                with suppress(SandboxError):
-                    await self._source.aclose()
-            await self._provider.destroy(self._spec.id)
 
 
 async def _looked_at(source: Sandbox, paths: Sequence[str]) -> dict[str, FileInfo]:

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-__all__ = ["age", "seconds_of", "size"]
+__all__ = ["age", "local_time", "seconds_of", "size"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"))
@@ -25,6 +25,14 @@ def size(size_bytes: int) -> str:
 def seconds_of(timestamp: str) -> str:
     """Return a time of a record without its fraction: `2026-01-31T12:00:00Z`."""
     return f"{timestamp[:19]}Z"
+
+
+def local_time(timestamp: str) -> str:
+    """Return a time of a record as the person's clock has it, to the minute: `2026-01-31 12:00`."""
+    try:
+        return datetime.fromisoformat(timestamp).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError):
+        return "?"
 
 
 def age(timestamp: str, *, at: datetime | None = None) -> str:

@@ -97,7 +97,7 @@ class Reaper:
     def _is_named(self) -> Callable[[str], bool]:
         """Return whether the record of a snapshot names a reference; one that cannot be read may name any."""
         try:
-            named = {stored.snapshot.native.ref for stored in self.snapshots.all()}
+            named = {native.ref for stored in self.snapshots.all() for native in self.snapshots.natives(stored)}
         except SandboxError as error:
             _LOG.warning("no content of snapshots is removed: %s", error)
             return lambda _: True
@@ -125,11 +125,13 @@ class Reaper:
         """Go on where deleting a snapshot was interrupted. Whoever is still at it does not mind."""
         found: list[Leftover] = []
         for stored in await to_thread.run_sync(lambda: [*self.snapshots.retired()]):
-            if stored.snapshot.native.provider != name:
+            natives = await to_thread.run_sync(self.snapshots.natives, stored)
+            if natives and natives[0].provider != name:
                 continue
             found.append(Leftover(kind="snapshot", name=stored.id, why="its deletion was interrupted"))
             if not dry_run:
-                await (await self.provider(name)).discard(stored.snapshot.native)
+                for native in natives:
+                    await (await self.provider(native.provider)).discard(native)
                 await to_thread.run_sync(self.snapshots.delete, stored.id)
         return found
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import anyio
 from anyio import to_thread
@@ -16,13 +16,13 @@ from mcp_sandbox.core.errors import (
     ProviderError,
     SandboxError,
     StateError,
-    UnsupportedError,
 )
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.service.announcing import about_another, about_configuration
 from mcp_sandbox.service.connections import Connections, LiveSandbox
+from mcp_sandbox.service.contents import Contents
 from mcp_sandbox.service.housekeeping import Housekeeping
 from mcp_sandbox.service.images import image_name
 from mcp_sandbox.service.lifetimes import require_room
@@ -80,11 +80,12 @@ class SandboxService:
         self._template = template
         self._patience_s = patience_s
         self._providers = OpenProviders(open_provider)
+        self.contents = Contents(snapshots, self._providers, self._passing_spec, provider)
         self._connections = Connections(
             registry,
             self._providers,
             spec_of=self._spec,
-            content_of=lambda snapshot_id: snapshots.load(snapshot_id).snapshot.native,
+            content_of=self.contents.here,
         )
         self.housekeeping = Housekeeping(
             registry=registry, snapshots=snapshots, providers=self._providers, connections=self._connections,
@@ -150,18 +151,14 @@ class SandboxService:
             raise InvalidRequestError(
                 "Sandbox not created", why="a snapshot brings all its files along, an image as well", fix="Give one"
             )
-        origin = await self._origin(from_snapshot) if from_snapshot else None
-        if origin is not None and provider not in ("", origin.provider):
-            raise UnsupportedError(
-                "Sandbox not created",
-                why=f"the snapshot's content belongs to provider {origin.provider!r}, not to {provider!r}",
-                fix=f"Leave `provider` out, or give {origin.provider!r}",
-            )
+        stored = await to_thread.run_sync(self.find_snapshot, from_snapshot) if from_snapshot else None
         await self.require_room(count)
-        chosen = provider or (origin.provider if origin else self._provider)
+        chosen = provider or self.contents.provider_of(stored)
         await self._providers.get(chosen)
-        model = replace(self._record(), provider=chosen, parent=origin.parent if origin else None)
-        if image or origin or chosen != self._provider:
+        if stored is not None:
+            await self.contents.of(stored, chosen)
+        model = replace(self._record(), provider=chosen, parent=stored.id if stored else None)
+        if image or stored or chosen != self._provider:
             model = replace(model, image=image or None)
         return await self._create_all(self.records_like(model, name, count))
 
@@ -287,6 +284,14 @@ class SandboxService:
         """Return an opened provider."""
         return await self._providers.get(name)
 
+    async def parents(self) -> "dict[SnapshotId, list[str]]":
+        """Return the snapshots that sandboxes of this principal go on from, with the names or ids of those."""
+        there: dict[SnapshotId, list[str]] = {}
+        for record in await to_thread.run_sync(lambda: self._registry.list(principal=self.owner.principal)):
+            if record.parent is not None:
+                there.setdefault(record.parent, []).append(record.name or record.id[:12])
+        return there
+
     def find_snapshot(self, prefix: str) -> StoredSnapshot:
         """Return the snapshot whose id begins with `prefix`. Blocks; raises as `SnapshotStore.find`."""
         project = None if self.everywhere else self.owner.project
@@ -368,22 +373,14 @@ class SandboxService:
                 raise
         return self._registry.find(handle, principal=principal)
 
-    async def _origin(self, prefix: str) -> "_Origin":
-        stored = await to_thread.run_sync(self.find_snapshot, prefix)
-        return _Origin(stored.id, stored.snapshot.native.provider)
-
     def _record(self) -> SandboxRecord:
         return new_record(self._template, self.owner, self._provider)
+
+    def _passing_spec(self, provider: str) -> SandboxSpec:
+        return self._spec(replace(self._record(), provider=provider))
 
     def _new_default(self) -> SandboxRecord:
         return replace(self._record(), is_default=True)
 
     def _spec(self, record: SandboxRecord) -> SandboxSpec:
         return spec_for(self._template, record)
-
-
-class _Origin(NamedTuple):
-    """The snapshot that new sandboxes start from."""
-
-    parent: SnapshotId
-    provider: str

@@ -1,6 +1,7 @@
 """Snapshots: take, list, restore whole or in part (either can be undone), delete."""
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.core.capability import Verb
-from mcp_sandbox.core.errors import InvalidRequestError, SandboxError, UnsupportedError
+from mcp_sandbox.core.errors import InvalidRequestError, SandboxError
 from mcp_sandbox.core.provider import unsupported
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId, SnapshotRequest
 from mcp_sandbox.service.lineage import Branch, lineage
@@ -18,10 +19,13 @@ from mcp_sandbox.service.telling import using
 from mcp_sandbox.store.record import now
 from mcp_sandbox.store.snapshots import StoredSnapshot
 
-__all__ = ["Branch", "Restored", "SnapshotService", "Taken"]
+__all__ = ["KEPT_BEFORE_RESTORES", "Branch", "Restored", "SnapshotService", "Taken"]
 
 _LOG = logging.getLogger(__name__)
 _NOTE_CHARACTERS = 500
+KEPT_BEFORE_RESTORES = 5
+"""States before restores that are kept of each sandbox."""
+_KEPT = re.compile(r"before restore to [0-9a-f]{8}\Z")
 _DISCARD_S = 30.0
 
 
@@ -83,12 +87,23 @@ class SnapshotService:
         stored = await to_thread.run_sync(lambda: self._store.list(principal=self._principal, project=self._project))
         snapshots = [one.snapshot for one in stored if not handle or (record and one.snapshot.sandbox == record.id)]
         branches = lineage(snapshots, here=record.parent if record else None)
-        return [await self._measured(branch) for branch in branches]
+        imported = {one.id for one in stored if one.imported}
+        there = await self._sandboxes.parents()
+        return [
+            await self._measured(
+                replace(
+                    branch,
+                    imported=branch.snapshot.id in imported,
+                    sandboxes=tuple(there.get(branch.snapshot.id, ())),
+                )
+            )
+            for branch in branches
+        ]
 
     async def _measured(self, branch: Branch) -> Branch:
         """Fill in a size that taking the snapshot did not wait for."""
         native = branch.snapshot.native
-        if native.size_bytes is not None:
+        if native.size_bytes is not None or branch.imported:
             return branch
         try:
             provider = await self._sandboxes.provider(native.provider)
@@ -117,24 +132,27 @@ class SnapshotService:
         stored = await self._find(snapshot)
         async with using(self._sandboxes, handle) as live:
             _require(live, Verb.SNAPSHOT)
-            _require_same_provider(stored, live)
             if not targets:
                 _require(live, Verb.RESTORE)
+            content = await self._sandboxes.contents.of(stored, live.record.provider)
             async with self._sandboxes.exclusively(live.record):
-                before = await self._replace(live, stored, targets)
+                before = await self._replace(live, stored.id, content, targets)
+            await self._drop_old_states(live)
         return Restored(sandbox=live, snapshot=stored.snapshot, before=before, paths=targets)
 
-    async def _replace(self, live: LiveSandbox, stored: StoredSnapshot, targets: Sequence[str]) -> Snapshot:
-        note = f"before restore to {stored.id[:8]}"
+    async def _replace(
+        self, live: LiveSandbox, snapshot: SnapshotId, content: NativeContent, targets: Sequence[str]
+    ) -> Snapshot:
+        note = f"before restore to {snapshot[:8]}"
         if not targets:
             before = await self._take(live, note)
-            await live.sandbox.restore(stored.snapshot.native)
+            await live.sandbox.restore(content)
             with anyio.CancelScope(shield=True):
-                await self._note_parent(live, stored.id)
+                await self._note_parent(live, snapshot)
             return before
         provider = await self._sandboxes.provider(live.record.provider)
         spec = self._sandboxes.new_spec(live.record)
-        async with PartialRestore(provider, stored.snapshot.native, spec) as partial:
+        async with PartialRestore(provider, content, spec) as partial:
             await partial.fetch(targets)
             before = await self._take(live, note)
             await partial.put(live.sandbox)
@@ -147,18 +165,35 @@ class SnapshotService:
             NotFoundError: There is no such snapshot.
         """
         stored = await self._find(snapshot)
-        native = stored.snapshot.native
-        provider = await self._sandboxes.provider(native.provider)
+        await self._delete(stored)
+        return stored.snapshot
+
+    async def _delete(self, stored: StoredSnapshot) -> None:
+        natives = await to_thread.run_sync(self._store.natives, stored)
         with anyio.CancelScope(shield=True):
             # If we are killed in between, nobody is offered a snapshot without content, and the reaper goes on.
             await to_thread.run_sync(self._store.retire, stored.id)
             try:
-                await provider.discard(native)
+                for native in natives:
+                    await self._discard(native)
             except BaseException:
                 await to_thread.run_sync(self._store.reinstate, stored.id)
                 raise
             await to_thread.run_sync(self._store.delete, stored.id)
-        return stored.snapshot
+
+    async def _drop_old_states(self, live: LiveSandbox) -> None:
+        """Delete what was kept before restores, but for the newest few and those that a sandbox goes on from."""
+        stored = await to_thread.run_sync(lambda: self._store.list(principal=self._principal, project=self._project))
+        kept = [each for each in stored if each.snapshot.sandbox == live.record.id and _KEPT.match(each.snapshot.note)]
+        if len(kept) <= KEPT_BEFORE_RESTORES:
+            return
+        in_use = await self._sandboxes.parents()
+        for old in kept[:-KEPT_BEFORE_RESTORES]:
+            if old.id not in in_use:
+                try:
+                    await self._delete(old)
+                except SandboxError as error:
+                    _LOG.warning("snapshot %s was not deleted: %s", old.id[:12], error)
 
     async def _find(self, prefix: str) -> StoredSnapshot:
         return await to_thread.run_sync(self._sandboxes.find_snapshot, prefix)
@@ -200,13 +235,3 @@ class SnapshotService:
 def _require(live: LiveSandbox, verb: Verb) -> None:
     if not live.sandbox.capabilities.supports(verb):
         raise unsupported(live.record.provider, verb)
-
-
-def _require_same_provider(stored: StoredSnapshot, live: LiveSandbox) -> None:
-    if stored.snapshot.native.provider != live.record.provider:
-        raise UnsupportedError(
-            f"Snapshot {stored.id[:12]} not restored",
-            why=f"its content belongs to provider {stored.snapshot.native.provider!r}, and sandbox "
-            f"{live.record.name or live.record.id} runs on {live.record.provider!r}",
-            fix="Create a sandbox from it with sandbox_create(from_snapshot=...)",
-        )

@@ -13,6 +13,7 @@ from mcp_sandbox.core.capability import Facet
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, SnapshotCorruptError, StateError
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId
 from mcp_sandbox.store.atomic import Settle, settle_now, sweep_unfinished, write_once
+from mcp_sandbox.store.attachments import Attachments
 from mcp_sandbox.store.encoding import decode, encode
 from mcp_sandbox.store.record import Owner
 
@@ -29,11 +30,18 @@ class StoredSnapshot:
 
     snapshot: Snapshot
     owner: Owner
+    imported: bool = False
+    """Whether it came in a file: its native content is elsewhere, and what it says of that is a stranger's word."""
 
     @property
     def id(self) -> SnapshotId:
         """The id of the snapshot."""
         return self.snapshot.id
+
+    @property
+    def own(self) -> "tuple[NativeContent, ...]":
+        """The native content that goes with it: none if it was imported, for then it is somebody else's."""
+        return () if self.imported else (self.snapshot.native,)
 
 
 class SnapshotStore:
@@ -49,6 +57,7 @@ class SnapshotStore:
         self._settle = settle
         self._known: dict[SnapshotId, StoredSnapshot] = {}
         self._swept = False
+        self.attachments = Attachments(directory)
 
     def save(self, stored: StoredSnapshot) -> None:
         """Write a record, once; saving it again changes nothing."""
@@ -58,7 +67,9 @@ class SnapshotStore:
         fields = asdict(stored.snapshot)
         fields["native"]["holds"] = sorted(stored.snapshot.native.holds)
         path = self._path(stored.id)
-        write_once(path, encode({"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner)}), durable=False)
+        marks = {"imported": True} if stored.imported else {}
+        record = {"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner), **marks}
+        write_once(path, encode(record), durable=False)
         self._settle(path)
 
     def load(self, snapshot_id: SnapshotId) -> StoredSnapshot:
@@ -142,6 +153,22 @@ class SnapshotStore:
         """Remove what killed processes left unfinished."""
         sweep_unfinished(self._directory)
 
+    def natives(self, stored: StoredSnapshot) -> "tuple[NativeContent, ...]":
+        """Return all content that goes with a snapshot, made when it was taken or from its portable form."""
+        return (*stored.own, *self.attachments.natives(stored.id).values())
+
+    def damaged(self) -> dict[SnapshotId, str]:
+        """Return the ids of records that cannot be read, and why."""
+        found: dict[SnapshotId, str] = {}
+        for snapshot_id in self._names():
+            try:
+                self.load(snapshot_id)
+            except NotFoundError:
+                continue
+            except (SnapshotCorruptError, StateError) as error:
+                found[snapshot_id] = error.why
+        return found
+
     def retire(self, snapshot_id: SnapshotId) -> None:
         """Take a snapshot off every list, in one step, before its content goes; `delete` or `reinstate` comes after.
 
@@ -168,6 +195,7 @@ class SnapshotStore:
 
     def delete(self, snapshot_id: SnapshotId) -> None:
         """Remove a record, retired or not. No-op if there is none."""
+        self.attachments.remove(snapshot_id)
         for path in (self._path(snapshot_id), self._retired_path(snapshot_id)):
             path.unlink(missing_ok=True)
         self._known.pop(snapshot_id, None)
@@ -213,6 +241,7 @@ def _parsed(snapshot_id: SnapshotId, text: bytes) -> StoredSnapshot:
         stored = StoredSnapshot(
             snapshot=_snapshot(data["snapshot"]),
             owner=Owner(principal=str(data["principal"]), project=str(data["project"])),
+            imported=data.get("imported") is True,
         )
         digest = stored.id
     except (ValueError, KeyError, TypeError) as error:

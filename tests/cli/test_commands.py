@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,30 @@ def test_b070_diff_shows_what_changed_in_a_form_that_git_takes(machine: CommandL
     (change,) = _json(machine, "diff", newest[:8], "live", "link")["changes"]
     assert (change["path"], change["action"], change["before"]) == ("/workspace/link", "added", None)
     assert machine.say("diff", "live", "live", "--stat") == "nothing changed\n"
+
+
+def test_a_snapshot_leaves_as_a_file_and_comes_back(machine: CommandLine, tmp_path: Path) -> None:
+    machine.say("exec", "--", "sh", "-c", "echo kept > a; echo elsewhere > /opt/x")
+    first = machine.say("snapshot", "create", "--note", "mine").strip()
+    file = tmp_path / "work.snapshot"
+    done = machine.run("snapshot", "export", first[:10], str(file))
+    assert (done.returncode, b"/workspace" in done.stdout, b"/opt/x" in done.stderr) == (0, True, True)
+    again = machine.run("snapshot", "export", first[:10], str(file))
+    assert (again.returncode, b"--force" in again.stderr) == (2, True)
+    machine.say("snapshot", "export", first[:10], str(file), "--force")
+    assert machine.say("snapshot", "verify", str(file), first[:10]) == "2 checked, nothing is wrong.\n"
+    machine.say("snapshot", "delete", first)
+    assert machine.say("snapshot", "import", str(file)).strip() == first
+    machine.say("exec", "--", "rm", "a")
+    machine.say("snapshot", "restore", first[:10])
+    assert machine.say("exec", "--", "cat", "a") == "kept\n"
+    (mine,) = [one for one in _json(machine, "snapshot", "list") if one["id"] == first]
+    assert (mine["imported"], mine["here"], len(mine["sandboxes"])) == (True, True, 1)
+    file.write_bytes(file.read_bytes()[:-600])
+    bad = machine.run("snapshot", "verify", str(file))
+    assert (bad.returncode, bad.stdout.startswith(b"work.snapshot: Snapshot archive refused")) == (1, True)
+    assert machine.run("snapshot", "import", str(file)).returncode == 2
+    machine.say("snapshot", "delete", first)
 
 
 def test_b090_snapshots_from_the_shell(machine: CommandLine) -> None:

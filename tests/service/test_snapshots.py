@@ -26,6 +26,7 @@ from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot
 from mcp_sandbox.providers.memory.engine import engine_of
+from mcp_sandbox.service.snapshots import KEPT_BEFORE_RESTORES
 from mcp_sandbox.store.identity import new_sandbox_id
 
 __all__: list[str] = []
@@ -181,6 +182,22 @@ async def test_content_without_a_record_is_not_kept(memory_world: World) -> None
         (memory_world.state.root / "away").rename(memory_world.state.snapshots)
         assert not engine_of(memory_world.state.root / "providers" / "memory").snapshots
         assert (await server.snapshots.create()).snapshot.parent is None
+
+
+async def test_states_before_restores_do_not_pile_up(server: Server, box: Sandbox) -> None:
+    """The newest few are kept, and whatever a person named or a sandbox goes on from."""
+    await put(box, "/workspace/a", "good")
+    good = (await server.snapshots.create(note="good")).snapshot
+    undone: list[str] = []
+    for number in range(KEPT_BEFORE_RESTORES + 3):
+        await put((await server.sandboxes.open()).sandbox, "/workspace/a", str(number))
+        undone.append((await server.snapshots.restore(good.id)).before.id)
+        if number == 0:
+            await server.sandboxes.create(name="branch", from_snapshot=undone[0])
+    listed = {branch.snapshot.id for branch in await server.snapshots.list()}
+    assert listed == {good.id, undone[0], *undone[-KEPT_BEFORE_RESTORES:]}
+    await server.snapshots.restore(undone[-KEPT_BEFORE_RESTORES])
+    assert await content((await server.sandboxes.open()).sandbox, "/workspace/a") == "3"
 
 
 # -- list and delete

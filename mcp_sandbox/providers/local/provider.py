@@ -157,6 +157,9 @@ class LocalProvider(Provider):
             return await anyio.to_thread.run_sync(self._engine.store.snapshot_size_bytes, content.ref)
         return None
 
+    async def verify(self, content: NativeContent) -> Sequence[str]:
+        return await anyio.to_thread.run_sync(self._engine.store.faults, content.ref)
+
     async def discard(self, content: NativeContent) -> None:
         async with alocked(self._engine.store.structure_lock(), shared=True):
             self._engine.store.remove_snapshot(content.ref)

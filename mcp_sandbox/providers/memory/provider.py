@@ -83,6 +83,10 @@ class MemoryProvider(Provider):
         self._engine.admit(spec)
         return self._connect(self._engine.add(spec, self._engine.captured(content).copy()))
 
+    async def verify(self, content: NativeContent) -> Sequence[str]:
+        """Look whether the tree is there."""
+        return () if content.ref in self._engine.snapshots else ("its content is not in this process",)
+
     async def discard(self, content: NativeContent) -> None:
         """Forget a snapshot."""
         self._engine.snapshots.pop(content.ref, None)

@@ -124,7 +124,7 @@ def _line(branch: Branch) -> str:
 
 
 def _note(snapshot: Snapshot) -> str:
-    note = " ".join(snapshot.note.split()) or "no note"
+    note = display(" ".join(snapshot.note.split()) or "no note")
     return note if len(note) <= _NOTE_CHARACTERS else f"{note[: _NOTE_CHARACTERS - 3]}..."
 
 

@@ -1,0 +1,220 @@
+"""Snapshots as files: whole, reproducible, checked before they are believed, good on every provider."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from sandbox_world import Server, World, content, put
+
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, ProviderUnavailableError, UnsupportedError
+from mcp_sandbox.core.files import ListRequest, MkdirRequest, StatRequest
+from mcp_sandbox.core.provider import Sandbox
+from mcp_sandbox.service.exporting import export_snapshot, import_snapshot, verify_file, verify_snapshot
+from mcp_sandbox.testing.driving import sh
+
+__all__: list[str] = []
+
+TREE = """
+set -e
+cd /workspace
+mkdir -p deep/er; echo one > deep/er/file; chmod 640 deep/er/file
+ln deep/er/file another-name; ln -s /usr/bin/python3 absolute; ln -s ../../../etc/passwd upwards
+mkfifo fifo; touch empty; printf 'odd' > "$(printf 'not UTF-8 \\205\\nname')"
+truncate -s 5M sparse; printf end >> sparse
+head -c 3000000 /dev/zero | tr '\\0' 'x' > large
+mkdir -m 1777 sticky; echo state > /root/.profile; mkdir -p /root/.config
+find . /root -depth -exec touch -h -d '2001-02-03 04:05:06.123456789' {} +
+"""
+
+
+@pytest.fixture(params=["memory", "local"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return World.make(tmp_path, request.param)
+
+
+@pytest.fixture
+async def server(world: World) -> AsyncGenerator[Server]:
+    async with world.server() as opened:
+        try:
+            await opened.sandboxes.open()
+        except ProviderUnavailableError as error:
+            pytest.skip(str(error))
+        yield opened
+        for summary in await opened.sandboxes.list():
+            await opened.sandboxes.destroy(summary.record.id)
+
+
+async def _census(sandbox: Sandbox) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for root in ("/workspace", "/root"):
+        top = await sandbox.stat(StatRequest(path=root))
+        found[root] = (top.mode, top.modified_ns)
+        for entry in (await sandbox.list(ListRequest(path=root, depth=99))).entries:
+            text = await content(sandbox, entry.path) if entry.kind == "file" else entry.link_target
+            links = entry.links if entry.kind == "file" else 1
+            found[entry.path] = (entry.kind, entry.mode, entry.modified_ns, links, text)
+    return found
+
+
+async def _furnish(sandbox: Sandbox) -> None:
+    if sandbox.capabilities.runs_programs:
+        done = await sh(sandbox, TREE)
+        assert done.exit_code == 0, done.stderr
+    else:
+        await put(sandbox, "/workspace/deep/er/file", "one", mode=0o640)
+        await put(sandbox, "/workspace/large", "x" * 3_000_000)
+        await put(sandbox, "/workspace/not UTF-8 \udc85\nname", "odd")
+        await sandbox.mkdir(MkdirRequest(path="/root/.config"))
+
+
+async def _exported(server: Server, target: Path) -> str:
+    snapshot = (await server.snapshots.create(note="mine")).snapshot
+    await export_snapshot(server.sandboxes, snapshot.id, target)
+    return snapshot.id
+
+
+async def test_a_snapshot_comes_back_from_its_file_to_the_last_byte(
+    world: World, server: Server, tmp_path: Path
+) -> None:
+    source = (await server.sandboxes.open()).sandbox
+    await _furnish(source)
+    before, file = await _census(source), tmp_path / "work.snapshot"
+    snapshot_id = await _exported(server, file)
+    assert (await verify_file(file)).id == snapshot_id
+    await server.snapshots.delete(snapshot_id)
+    imported = await import_snapshot(server.sandboxes, file)
+    assert (imported.snapshot.id, imported.snapshot.note, imported.known) == (snapshot_id, "mine", False)
+    file.unlink()
+    (copy,) = await server.sandboxes.create(from_snapshot=snapshot_id, name="copy")
+    assert await _census(copy.sandbox) == before
+    assert copy.record.parent == snapshot_id
+    await put(source, "/workspace/new", "x")
+    await server.snapshots.restore(snapshot_id)
+    assert await _census((await server.sandboxes.open()).sandbox) == before
+    stored = server.sandboxes.find_snapshot(snapshot_id)
+    assert await verify_snapshot(server.sandboxes, stored) == []
+    if world.provider == "local":
+        status = await sh(copy.sandbox, "stat -c '%b' sparse")
+        assert int(status.stdout) * 512 < 1 << 20, "holes stay holes"
+
+
+@pytest.mark.parametrize(("made_on", "used_on"), [("local", "memory"), ("memory", "local")])
+async def test_a_file_of_one_provider_makes_sandboxes_of_another(tmp_path: Path, made_on: str, used_on: str) -> None:
+    file = tmp_path / "work.snapshot"
+    try:
+        async with World.make(tmp_path / "one", made_on).server() as one:
+            source = (await one.sandboxes.open()).sandbox
+            await put(source, "/workspace/a", "common", mode=0o750)
+            snapshot_id = await _exported(one, file)
+            with pytest.raises(UnsupportedError, match="belongs to provider"):
+                await one.sandboxes.create(from_snapshot=snapshot_id, provider=used_on)
+            await one.sandboxes.destroy(source.id)
+        async with World.make(tmp_path / "two", used_on).server() as two:
+            await import_snapshot(two.sandboxes, file)
+            made = await two.sandboxes.create(from_snapshot=snapshot_id[:12], count=2)
+            for live in made:
+                assert live.record.provider == used_on
+                assert await content(live.sandbox, "/workspace/a") == "common"
+                assert (await live.sandbox.stat(StatRequest(path="/workspace/a"))).mode == 0o750
+            (branch,) = await two.snapshots.list()
+            assert branch.imported
+            assert len(branch.sandboxes) == 2
+            for live in made:
+                await two.sandboxes.destroy(live.record.id)
+            await two.snapshots.delete(snapshot_id)
+            async with two.sandboxes as _:
+                assert not list((tmp_path / "two" / "state" / "snapshots").glob("*.portable"))
+    except ProviderUnavailableError as error:
+        pytest.skip(str(error))
+
+
+async def test_the_same_snapshot_makes_the_same_file(server: Server, tmp_path: Path) -> None:
+    await _furnish((await server.sandboxes.open()).sandbox)
+    snapshot_id = await _exported(server, tmp_path / "one")
+    await put((await server.sandboxes.open()).sandbox, "/workspace/later", "x")
+    await export_snapshot(server.sandboxes, snapshot_id, tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o600
+    await server.snapshots.delete(snapshot_id)
+    await import_snapshot(server.sandboxes, tmp_path / "one")
+    await export_snapshot(server.sandboxes, snapshot_id, tmp_path / "three")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "three").read_bytes()
+
+
+async def test_what_changed_elsewhere_is_named_and_carried_on_request(server: Server, tmp_path: Path) -> None:
+    box = (await server.sandboxes.open()).sandbox
+    await put(box, "/opt/tool/bin", "x")
+    await put(box, "/opt/tool/lib", "y")
+    snapshot = (await server.snapshots.create()).snapshot
+    exported = await export_snapshot(server.sandboxes, snapshot.id, tmp_path / "one")
+    assert any(path in ("/opt", "/opt/tool") for path in exported.left_out)
+    assert not any(path.startswith(("/workspace", "/root/")) for path in exported.left_out)
+    more = await export_snapshot(server.sandboxes, snapshot.id, tmp_path / "two", paths=["/opt/tool"])
+    assert more.trees == ("/opt/tool", "/root", "/workspace")
+    assert "/opt/tool" not in more.left_out
+    imported = await import_snapshot(server.sandboxes, tmp_path / "two")
+    assert imported.known
+
+
+async def test_ft08_an_export_replaces_nothing_and_follows_no_link(server: Server, tmp_path: Path) -> None:
+    """FT-08: an existing file, a link out, a directory, a missing directory: refused, and nothing is left."""
+    await server.sandboxes.open()
+    snapshot = (await server.snapshots.create()).snapshot
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "file").write_text("mine")
+    (place / "link").symlink_to(tmp_path / "outside")
+    for name in ("file", "link", "."):
+        with pytest.raises(InvalidRequestError, match="Nothing exported"):
+            await export_snapshot(server.sandboxes, snapshot.id, place / name)
+    with pytest.raises(InvalidRequestError, match="No such file"):
+        await export_snapshot(server.sandboxes, snapshot.id, place / "missing" / "x")
+    with pytest.raises(InvalidRequestError, match="no directory of the snapshot"):
+        await export_snapshot(server.sandboxes, snapshot.id, place / "new", paths=["/nothing"])
+    assert sorted(path.name for path in place.iterdir()) == ["file", "link"]
+    assert (place / "file").read_text() == "mine"
+    await export_snapshot(server.sandboxes, snapshot.id, place / "link", replace_file=True)
+    assert not (place / "link").is_symlink()
+    assert not (tmp_path / "outside").exists()
+    await verify_file(place / "link")
+
+
+async def test_a_portable_form_that_is_here_is_not_replaced(world: World, server: Server, tmp_path: Path) -> None:
+    await put((await server.sandboxes.open()).sandbox, "/workspace/a", "mine")
+    snapshot_id = await _exported(server, tmp_path / "one")
+    assert (await import_snapshot(server.sandboxes, tmp_path / "one")).known
+    assert not list(world.state.snapshots.glob("*.portable")), "its content is here"
+    assert list(world.state.snapshots.glob(".new-*")) == []
+    await server.snapshots.delete(snapshot_id)
+    await import_snapshot(server.sandboxes, tmp_path / "one")
+    (portable,) = world.state.snapshots.glob("*.portable")
+    first = portable.stat().st_ino
+    assert (await import_snapshot(server.sandboxes, tmp_path / "one")).known
+    assert portable.stat().st_ino == first
+    portable.unlink()
+    with pytest.raises(NotFoundError, match="Import it again"):
+        await server.sandboxes.create(from_snapshot=snapshot_id)
+    assert await verify_snapshot(server.sandboxes, server.sandboxes.find_snapshot(snapshot_id))
+    await import_snapshot(server.sandboxes, tmp_path / "one")
+    (live,) = await server.sandboxes.create(from_snapshot=snapshot_id)
+    assert await content(live.sandbox, "/workspace/a") == "mine"
+
+
+async def test_verify_says_which_layer_is_missing(tmp_path: Path) -> None:
+    world = World.make(tmp_path, "local")
+    async with world.server() as server:
+        try:
+            box = (await server.sandboxes.open()).sandbox
+        except ProviderUnavailableError as error:
+            pytest.skip(str(error))
+        await put(box, "/workspace/a", "x")
+        snapshot = (await server.snapshots.create()).snapshot
+        stored = server.sandboxes.find_snapshot(snapshot.id)
+        assert await verify_snapshot(server.sandboxes, stored) == []
+        store = world.state.provider("local")
+        (record,) = (store / "snapshots").glob("*.json")
+        record.write_text(record.read_text().replace('"layers": ["', '"layers": ["gone", "'))
+        assert await verify_snapshot(server.sandboxes, stored) == ["layer gone is missing"]
+        record.unlink()
+        assert await verify_snapshot(server.sandboxes, stored) == ["its list of layers is gone"]
+        await server.sandboxes.destroy(box.id)
