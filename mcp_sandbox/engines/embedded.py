@@ -85,6 +85,8 @@ class EmbeddedEngine:
             await asyncio.gather(*self._behind, return_exceptions=True)
         for task in self._behind:
             task.cancel()
+        with anyio.move_on_after(1, shield=True):  # so that they let go of what they hold
+            await asyncio.gather(*self._behind, return_exceptions=True)
         await self._stack.aclose()
 
     def behind(self, work: Coroutine[None, None, None]) -> None:
@@ -130,7 +132,11 @@ class EmbeddedEngine:
         ours, theirs = seqpacket_pair()
         with contextlib.ExitStack() as opened:
             opened.callback(theirs.close)
-            listener = opened.enter_context(_listen(directory))
+            try:
+                listener = opened.enter_context(_listen(directory))
+            except BaseException:  # it was destroyed meanwhile
+                ours.close()
+                raise
             try:
                 volumes = await self._volumes(state)
                 written = [self.store.root / path for volume in volumes for path in (volume.upper, volume.work)]
@@ -242,8 +248,8 @@ def _machine(state: Path) -> str:
 
 def _listen(directory: Path) -> socket.socket:
     (directory / "agent.sock").unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(f"/proc/self/fd/{descriptor}/agent.sock")
         listener.listen(16)

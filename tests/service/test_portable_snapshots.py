@@ -1,6 +1,7 @@
 """Snapshots as files: whole, reproducible, checked before they are believed, good on every provider."""
 
-from collections.abc import AsyncGenerator
+import gc
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,17 @@ from mcp_sandbox.service.exporting import export_snapshot, import_snapshot, veri
 from mcp_sandbox.testing.driving import sh
 
 __all__: list[str] = []
+
+# A socket of the engine is sometimes closed only when it is collected, where a sandbox passes right after its snapshot.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Have that happen here, not in the tests that come after."""
+    yield
+    gc.collect()
+
 
 TREE = """
 set -e
