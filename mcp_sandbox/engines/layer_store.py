@@ -294,18 +294,6 @@ class LayerStore:
         write_atomically(counted, str(size).encode(), durable=False)
         return size
 
-    def faults(self, ref: str) -> list[str]:
-        """Return what is missing of a snapshot. Blocks."""
-        try:
-            snapshot = self.load_snapshot(ref)
-        except NotFoundError:
-            return ["its list of layers is gone"]
-        except (ValueError, KeyError, TypeError):
-            return ["its list of layers cannot be read"]
-        wanted = {f"layer {layer}": f"layers/{layer}/{volume}" for layer in snapshot.layers for volume in VOLUMES}
-        wanted["what it stands on"] = f"base/{snapshot.base}/root"
-        return [f"{what} is missing" for what, path in wanted.items() if not (self.root / path).is_dir()]
-
     def remove_snapshot(self, ref: str) -> None:
         """Forget a snapshot; its layers go when nobody else names them."""
         for kind in ("json", "size"):

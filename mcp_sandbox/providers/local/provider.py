@@ -25,6 +25,7 @@ from mcp_sandbox.engines.comparing import compare_layers
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.image_build import add_image
+from mcp_sandbox.engines.integrity import faults
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
 from mcp_sandbox.engines.layering import destroy
 from mcp_sandbox.engines.leftovers import collect_leftovers
@@ -158,7 +159,7 @@ class LocalProvider(Provider):
         return None
 
     async def verify(self, content: NativeContent) -> Sequence[str]:
-        return await anyio.to_thread.run_sync(self._engine.store.faults, content.ref)
+        return await anyio.to_thread.run_sync(faults, self._engine.store, content.ref)
 
     async def discard(self, content: NativeContent) -> None:
         async with alocked(self._engine.store.structure_lock(), shared=True):
