@@ -18,6 +18,7 @@ NUMBERS = {
     "PRIV": (1, 2, 3, 4, 5),  # privilege and the kernel
     "XS": (1, 2, 3),  # other sandboxes
     "FT": (1, 2, 3, 4, 5, 6, 7, 8),  # file tools
+    "SNAP": (1, 2, 3, 4, 5, 6),  # snapshots
     "CRASH": (1, 2, 3, 4, 5),  # crashes and faults
 }
 CASES = {f"{kind}-{number:02}" for kind, numbers in NUMBERS.items() for number in numbers}
