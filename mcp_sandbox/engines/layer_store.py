@@ -366,9 +366,10 @@ def _is_being_made(path: Path, now: float | None) -> bool:
     return path.name.startswith(BEING_MADE) and not _is_settled(path, now, BEING_MADE_S)
 
 
-def _is_settled(path: Path, now: float | None, seconds: float = SETTLED_S) -> bool:
+def _is_settled(path: Path, now: float | None, seconds: float | None = None) -> bool:
     try:
-        return (time.time() if now is None else now) - path.stat().st_ctime > seconds
+        age_s = (time.time() if now is None else now) - path.stat().st_ctime
+        return age_s > (SETTLED_S if seconds is None else seconds)
     except FileNotFoundError:
         return False
 

@@ -69,7 +69,10 @@ async def capture(engine: EmbeddedEngine, sandbox: SandboxId) -> Captured:
     """Freeze the sandbox as it is now. Name the layers soon: else they are taken for leftovers."""
     state = engine.store.load(sandbox)
     carrier = await engine.connect(sandbox)
-    if carrier is None or await _quiesce(engine, carrier, sandbox):
+    if carrier is None:
+        await wait_dead(engine.store.directory(sandbox))  # its last commands may be dying
+        return await _stack(engine, state)
+    if await _quiesce(engine, carrier, sandbox):
         return await _stack(engine, state)
     try:
         return await _copy(engine, carrier, state)
@@ -78,14 +81,16 @@ async def capture(engine: EmbeddedEngine, sandbox: SandboxId) -> Captured:
 
 
 async def _quiesce(engine: EmbeddedEngine, carrier: GuestCarrier, sandbox: SandboxId) -> bool:
-    """End init if nothing runs; peers are told to connect again. Returns whether it ended."""
+    """End init if nothing runs; peers are told to connect again. Returns whether nothing writes any more.
+
+    Init itself takes longer to be gone: the kernel forgets every file that was in use, at some microseconds each.
+    """
     try:
         await carrier.request(Type.QUIESCE, b"")
     except OSError:
         return False
-    except (GuestRestarting, SandboxGoneError):
-        pass  # somebody else ended it
-    await wait_dead(engine.store.directory(sandbox))
+    except (GuestRestarting, SandboxGoneError):  # somebody else ended it, and what it ran may be dying
+        await wait_dead(engine.store.directory(sandbox))
     await carrier.aclose()
     return True
 

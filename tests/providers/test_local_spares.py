@@ -1,6 +1,7 @@
 """Sandboxes that `local` starts ahead, once a server makes more than one."""
 
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from mcp_sandbox.core.errors import StateError
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import SnapshotRequest
-from mcp_sandbox.engines import layer_store
 from mcp_sandbox.engines.identity import choose_identity
 from mcp_sandbox.engines.init_process import init_lives, kill_init, wait_dead
 from mcp_sandbox.engines.layer_store import LayerStore
@@ -98,21 +98,21 @@ async def test_a_spare_that_ended_is_not_handed_out(provider: LocalProvider, tmp
         assert (await run(sandbox, "echo", "alive")).stdout == b"alive\n"
 
 
-async def test_nothing_is_left_of_spares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_left_of_spares(tmp_path: Path) -> None:
     async with LocalProvider(tmp_path / "state") as provider:
         for _ in range(2):
             async with await provider.create(_spec()) as sandbox:
                 await provider.destroy(sandbox.id)
         await _started_ahead(tmp_path)
-        monkeypatch.setattr(layer_store, "SETTLED_S", -1.0)
+        later = time.time() + 1000
         store = LayerStore(tmp_path / "state", choose_identity())
-        await anyio.to_thread.run_sync(store.collect, "")
+        await anyio.to_thread.run_sync(lambda: store.collect("", now=later))
         assert len(_spares(tmp_path)) == 2, "those of a live server stay"
     assert _spares(tmp_path) == []
     assert list((tmp_path / "state/sandboxes").iterdir()) == []
     async with LocalProvider(tmp_path / "state"):
         (tmp_path / "state/sandboxes/spare-dead").mkdir()  # its server was killed
-        await anyio.to_thread.run_sync(store.collect, "")
+        await anyio.to_thread.run_sync(lambda: store.collect("", now=later))
         assert list((tmp_path / "state/sandboxes").iterdir()) == []
         assert list((tmp_path / "state/layers").iterdir()) == []
 
