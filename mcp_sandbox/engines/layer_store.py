@@ -321,7 +321,7 @@ class LayerStore:
         """
         with contextlib.suppress(StateError), locked(self.structure_lock()):
             for path in (self.root / "sandboxes").glob(f"{SPARE}*"):
-                if not init_lives(path) and _is_settled(path, now):
+                if not init_lives(path) and _is_settled(path, now, SETTLED_S):
                     self.discard(path)  # whose server was killed
             for path in self.unnamed(base, now=now):
                 self.discard(path)
@@ -349,7 +349,7 @@ class LayerStore:
             path
             for kind, used in (("layers", layers), ("base", bases))
             for path in (self.root / kind).iterdir()
-            if path.name not in used and _is_settled(path, now)
+            if path.name not in used and _is_settled(path, now, SETTLED_S)
         ]
 
 
