@@ -49,6 +49,8 @@ class Launcher:
         self._identity = identity
         self._lock = anyio.Lock()
         """One request at a time: answers carry no number."""
+        self._owed = 0
+        """Answers that are still to come; more than one where nobody waits for the first any more."""
 
     @property
     def pid(self) -> int:
@@ -136,11 +138,17 @@ class Launcher:
 
     async def _ask(self, request: bytes, descriptors: Sequence[int] = ()) -> tuple[Frame, int | None]:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        data: bytes = b""
+        received: list[int] = []
         async with self._lock:
             with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_S):
                 self._socket.sendmsg([request], ancillary)
-                await anyio.wait_readable(self._socket)
-            data, passed, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(4))
+                self._owed += 1
+                data, received = await self._answer()
+                while data and self._owed:
+                    for number in received:  # of a sandbox whose caller has gone, which ends it
+                        os.close(number)
+                    data, received = await self._answer()
         if not data:
             raise ProviderError(
                 "No sandbox", why="the launcher ended", fix="Restart the server; report it if it repeats"
@@ -152,5 +160,10 @@ class Launcher:
             error = os_error(number)
             error.strerror = f"{step}: {os.strerror(number)}"
             raise error
-        received = [number for _, _, raw in passed for (number,) in struct.iter_unpack("i", raw)]
         return frame, received[0] if received else None
+
+    async def _answer(self) -> tuple[bytes, list[int]]:
+        await anyio.wait_readable(self._socket)
+        data, passed, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(4))
+        self._owed -= 1
+        return data, [number for _, _, raw in passed for (number,) in struct.iter_unpack("i", raw)]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -40,6 +41,31 @@ async def test_a_step_that_the_launcher_itself_cannot_take_is_named_at_once(tmp_
                 assert raised.value.errno == errno.EINVAL
             while sorted(os.listdir(f"/proc/{zygote}/fd")) != held:  # it answers first, then it closes
                 await anyio.sleep(0.01)
+
+
+@pytest.mark.skipif(bool(namespaces_work()), reason=namespaces_work())
+async def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every sandbox would from then on be taken for the one that was started before it."""
+    impossible = tokens("namespaces", 0x800, "--")  # CLONE_SIGHAND alone: man 2 clone, EINVAL
+    async with Launcher(tmp_path, choose_identity()) as launcher:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as anything:
+            os.kill(launcher.pid, signal.SIGSTOP)
+            try:
+                with monkeypatch.context() as quick:
+                    quick.setattr("mcp_sandbox.engines.launcher.ANSWER_S", 0.1)
+                    for _ in range(2):
+                        with pytest.raises(TimeoutError):
+                            await launcher.start(impossible, [anything.fileno()] * 3)
+            finally:
+                os.kill(launcher.pid, signal.SIGCONT)
+            with anyio.fail_after(5):
+                with pytest.raises(OSError, match="open_tree") as raised:
+                    await launcher.mount_idmapped(str(tmp_path / "missing"), "missing")
+                assert "clone namespaces" not in str(raised.value)
+                with pytest.raises(OSError, match="clone namespaces"):
+                    await launcher.start(impossible, [anything.fileno()] * 3)
 
 
 def _children() -> list[str]:
