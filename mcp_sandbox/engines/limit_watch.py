@@ -5,15 +5,16 @@ Like the kernel's own killer it ends processes, not sandboxes: those that took t
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mcp_sandbox.core.errors import ConfigError
+from mcp_sandbox.core.errors import ConfigError, SandboxError
 from mcp_sandbox.core.exec import Termination
 from mcp_sandbox.engines.project_quota import DiskUsage
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits, size_text
@@ -21,6 +22,7 @@ from mcp_sandbox.engines.sandbox_processes import Written, descendants, kill_pro
 
 __all__ = ["RESERVE_VARIABLE", "LimitWatch", "reserve_bytes", "writers"]
 
+_LOG = logging.getLogger(__name__)
 RESERVE_VARIABLE: Final = "MCP_SANDBOX_DISK_RESERVE"
 _RESERVE_BYTES: Final = 512 << 20
 _RESERVE_INODES: Final = 100_000
@@ -88,14 +90,17 @@ class LimitWatch:
     async def _run(self) -> None:
         while self._watched:
             self._wake.clear()
-            pause = await self._look_at_disk()
+            pause = _IDLE_S
+            with _going_on():
+                pause = await self._look_at_disk()
             for watched in list(self._watched.values()):
-                if watched.limits.running:
-                    pause = min(pause, _QUICK_S if watched.limits.weak else _IDLE_S)
-                    watched.limits.look_for_crowd()
-                if watched.limits.weak:
-                    pause = min(pause, _IDLE_S)
-                    await self._look_at(watched)
+                with _going_on():
+                    if watched.limits.running:
+                        pause = min(pause, _QUICK_S if watched.limits.weak else _IDLE_S)
+                        watched.limits.look_for_crowd()
+                    if watched.limits.weak:
+                        pause = min(pause, _IDLE_S)
+                        await self._look_at(watched)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -206,6 +211,15 @@ class LimitWatch:
             )
         elif limits.inodes is not None and used.inodes > before.inodes > limits.inodes:
             _end_all(watched.limits, f"the limit of files was reached: {used.inodes} of {limits.inodes} exist")
+
+
+@contextlib.contextmanager
+def _going_on() -> Generator[None]:
+    """Let no failure of a moment, such as too many open files, end the watch for good."""
+    try:
+        yield
+    except (OSError, SandboxError) as error:
+        _LOG.warning("the limits of a sandbox were not looked at: %s", error)
 
 
 def writers(now: Mapping[int, Written], before: Mapping[int, Written], most: int, *, in_memory: bool) -> set[int]:

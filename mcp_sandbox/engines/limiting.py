@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from mcp_sandbox.core.capability import LimitGap
-from mcp_sandbox.core.errors import NotFoundError, ProviderError, UnsupportedError
+from mcp_sandbox.core.errors import NotFoundError, ProviderError, StateError, UnsupportedError
 from mcp_sandbox.core.examination import Shortcoming
 from mcp_sandbox.core.sandbox import Limits, SandboxId
 from mcp_sandbox.engines.cgroup_places import Kernel
@@ -170,10 +170,10 @@ class Limiting:
             del self._current[sandbox]
             self._watch.remove(sandbox)
 
-    def release(self, sandbox: SandboxId, *, destroyed: bool = False) -> None:
-        """Give back what limited a sandbox whose processes are dead."""
+    def release(self, sandbox: SandboxId) -> None:
+        """Give back what limited a sandbox that is being destroyed; its processes are dead."""
         self._cgroups.remove(sandbox)
-        if destroyed and not self._disk_gap:
+        if not self._disk_gap:
             with contextlib.suppress(OSError):
                 if project := self._quota.project_of(self._store.directory(sandbox) / "spool"):
                     self._quota.limit(project, None, None)
@@ -198,10 +198,12 @@ class Limiting:
             state = self._store.load(sandbox)
         except NotFoundError:
             return DiskUsage(0, 0)
+        except StateError:
+            return None
         trees = [f"layers/{state.top}/{volume}" for volume in VOLUMES] + [f"sandboxes/{sandbox}/spool"]
         try:
             said = await self._launcher.run("usage", *trees)
-        except ProviderError:
+        except (ProviderError, OSError):
             return None if self._store.directory(sandbox).exists() else DiskUsage(0, 0)
         size, inodes = said.split()
         return DiskUsage(int(size), int(inodes))
