@@ -158,7 +158,11 @@ class LocalCarrier(CommandCarrier):
             return too_large(request, payload)
         judge = self.limits.begin() if self.limits is not None else None
         execution = LocalExecution(self, request.timeout_s, self._lingering, judge)
-        passed = execution.open_pipes(stdin=request.stdin, owner=self._owner)
+        try:
+            passed = execution.open_pipes(stdin=request.stdin, owner=self._owner)
+        except BaseException:
+            execution.release()
+            raise
         try:
             started = self._begin(Type.EXEC, payload, passed, execution)
         except BaseException:

@@ -70,18 +70,23 @@ class LocalExecution(GuestExecution):
         They belong to `owner`: `/dev/stdout` and its like are opened anew, which the kernel lets nobody else do.
         """
         passed: list[int] = []
-        if stdin:
-            readable, self._stdin = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(self._stdin, False)
-            passed.append(readable)
-        for name in (StreamName.STDOUT, StreamName.STDERR):
-            readable, writable = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(readable, False)
-            self._pipes[readable] = name
-            passed.append(writable)
-        if owner is not None:
+        try:
+            if stdin:
+                readable, self._stdin = os.pipe2(os.O_CLOEXEC)
+                passed.append(readable)
+                os.set_blocking(self._stdin, False)
+            for name in (StreamName.STDOUT, StreamName.STDERR):
+                readable, writable = os.pipe2(os.O_CLOEXEC)
+                self._pipes[readable] = name
+                passed.append(writable)
+                os.set_blocking(readable, False)
+            if owner is not None:
+                for descriptor in passed:
+                    os.fchown(descriptor, *owner)
+        except BaseException:  # above all, that there are too many already
             for descriptor in passed:
-                os.fchown(descriptor, *owner)
+                os.close(descriptor)
+            raise
         return passed
 
     async def receive(self) -> ExecEvent:

@@ -1,6 +1,7 @@
 """Limits that every command of the embedded engine has, whatever was asked for."""
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pytest import MonkeyPatch
 from mcp_sandbox.core.errors import ConfigError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, SandboxState
-from mcp_sandbox.providers.local import LocalProvider
+from mcp_sandbox.providers.local import LocalProvider, LocalSandbox
 from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.testing.driving import drain, sh
 
@@ -83,4 +84,28 @@ async def test_when_memory_is_short_the_kernel_takes_sandboxes_first(state_direc
         spec = SandboxSpec(id=new_sandbox_id())
         async with await provider.create(spec) as sandbox:
             assert int((await sh(sandbox, "cat /proc/self/oom_score_adj")).stdout) >= 500
+        await provider.destroy(spec.id)
+
+
+async def test_a_command_for_which_no_descriptor_is_left_takes_none_away(state_directory: Path) -> None:
+    """Nor does it count as one that runs, for which its sandbox would be watched for ever."""
+    async with LocalProvider(state_directory) as provider:
+        spec = SandboxSpec(id=new_sandbox_id())
+        async with await provider.create(spec) as sandbox:
+            request = ExecRequest(argv=("true",), cwd="/", stdin=True)
+            open_before = os.listdir("/proc/self/fd")  # and the one that this takes itself
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            free = [number for number in range(len(open_before) + 9) if str(number) not in open_before]
+            for room in range(5):  # it takes six
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free[room], hard))
+                try:
+                    with pytest.raises(OSError, match="Too many open files"):
+                        await sandbox.exec(request)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                assert len(os.listdir("/proc/self/fd")) == len(open_before)
+            assert isinstance(sandbox, LocalSandbox)
+            assert sandbox._limits is not None  # pyright: ignore[reportPrivateUsage]
+            assert sandbox._limits.running == 0  # pyright: ignore[reportPrivateUsage]
+            assert (await sh(sandbox, "true")).exit_code == 0
         await provider.destroy(spec.id)
