@@ -104,6 +104,8 @@ class Cgroups:
         try:
             for directory in {*group.groups.values()}:
                 directory.mkdir(parents=True, exist_ok=True)
+                if group.version == 2:  # a server that ended may have removed what was divided, which all share
+                    self._divide(directory.parent)
             for path, value in self._settings(group, limits):
                 path.write_text(value)
         except OSError as error:
@@ -201,13 +203,17 @@ class Cgroups:
                 _move(parent / "server", [os.getpid(), self._launcher])
             (parent / OURS).mkdir(exist_ok=True)
             for group in (parent, parent / OURS):
-                (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in places.parents))
+                self._divide(group)
         except OSError as error:
             raise ProviderError(
                 "Limits not applied",
                 why=f"the control group could not be divided: {error.strerror}: {error.filename}",
                 fix="Start the server with `systemd-run --user --scope -p Delegate=yes`, or ask for best effort",
             ) from error
+
+    def _divide(self, group: Path) -> None:
+        """Let the groups below have limits; nothing changes if they may."""
+        (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in self.places.parents))
 
 
 def _move(group: Path, pids: Sequence[int]) -> None:
@@ -227,15 +233,19 @@ async def _user_scope(pid: int, here: Kernel) -> Path:
         "org.freedesktop.systemd1.Manager", "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", "2",
         "PIDs", "au", "1", str(pid), "Delegate", "b", "true", "0",
     ]  # fmt: skip
-    asked = await asyncio.to_thread(
-        subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=ANSWER_S
-    )
+    said = ""
+    try:
+        asked = await asyncio.to_thread(
+            subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=ANSWER_S
+        )
+        taken, said = asked.returncode == 0, asked.stderr.decode("utf-8", "replace").strip()
+    except subprocess.TimeoutExpired:
+        taken = False
     end = time.monotonic() + ANSWER_S
-    while asked.returncode == 0 and time.monotonic() < end:  # the job goes on after the answer
+    while taken and time.monotonic() < end:  # the job goes on after the answer
         if (group := group_of(_kernel_of(pid, here))) is not None and group.name == unit:
             return group
         await asyncio.sleep(0.01)
-    said = asked.stderr.decode("utf-8", "replace").strip()
     raise ProviderError(
         "Limits not applied",
         why=f"the user's systemd gave no control group: {said or 'no answer'}",

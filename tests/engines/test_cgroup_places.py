@@ -1,6 +1,7 @@
 """Where control groups can be made: the decision on machines that this one is not, laid out as directories."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,14 @@ async def test_what_is_written_for_the_second_version(tmp_path: Path) -> None:
     (made / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     (made / "pids.events").write_text("max 7\n")
     assert found.counters() == CgroupCounters(oom_kills=2, pids_refused=7)
+
+
+async def test_a_group_that_another_server_removed_at_its_end_is_divided_again(tmp_path: Path) -> None:
+    """All servers of root share it on version 2; undivided, no group below it could be limited."""
+    group(tmp_path, top=True)
+    groups = Cgroups(kernel(tmp_path, "0::/\n", uid=0), 2)
+    await groups.make("sb_x", Limits(memory_bytes=1 << 30))
+    shutil.rmtree(tmp_path / "mcp-sandbox")
+    await groups.make("sb_y", Limits(memory_bytes=1 << 30))
+    divided = (tmp_path / "mcp-sandbox/cgroup.subtree_control").read_text()
+    assert sorted(divided.split()) == ["+cpu", "+memory", "+pids"]
