@@ -366,10 +366,10 @@ def _is_being_made(path: Path, now: float | None) -> bool:
     return path.name.startswith(BEING_MADE) and not _is_settled(path, now, BEING_MADE_S)
 
 
-def _is_settled(path: Path, now: float | None, seconds: float | None = None) -> bool:
+def _is_settled(path: Path, now: float | None, seconds: float) -> bool:
     try:
         age_s = (time.time() if now is None else now) - path.stat().st_ctime
-        return age_s > (SETTLED_S if seconds is None else seconds)
+        return age_s > seconds
     except FileNotFoundError:
         return False
 

@@ -57,14 +57,14 @@ async def squash(store: LayerStore, launcher: Launcher, marks: str) -> None:
 
 
 def _stacks(store: LayerStore) -> list[_Stack]:
-    """Return the frozen layers of everything that has some."""
+    """Return the frozen layers of everything that has some; of what is damaged nobody knows, and it keeps them."""
     stacks: list[_Stack] = []
     for sandbox in store.sandboxes():
-        with contextlib.suppress(NotFoundError):
+        with contextlib.suppress(NotFoundError, StateError):
             state = store.load(sandbox)
             stacks += [state.layers, state.start]
     for ref in store.snapshots():
-        with contextlib.suppress(NotFoundError):
+        with contextlib.suppress(NotFoundError, StateError):
             stacks.append(store.load_snapshot(ref).layers)
     return stacks
 
@@ -111,15 +111,15 @@ async def _merged(store: LayerStore, launcher: Launcher, marks: str, run: _Stack
 async def _replace(store: LayerStore, run: _Stack, merged: str) -> None:
     """Put a layer in the place of a run, wherever it is."""
     refs, sandboxes = await to_thread.run_sync(_holders, store, run)
-    # Not found: it is gone. Busy: it keeps its stack, which is as good.
+    # Not found: it is gone. Damaged or busy: it keeps its stack, which is as good.
     for ref in refs:
-        with contextlib.suppress(NotFoundError, CapacityError):
+        with contextlib.suppress(NotFoundError, StateError, CapacityError):
             await to_thread.run_sync(store.snapshot_size_bytes, ref)  # later nobody can tell what was its own
             async with _changing(store, merged):
                 snapshot = store.load_snapshot(ref)
                 store.save_snapshot(ref, replace(snapshot, layers=_replaced(snapshot.layers, run, merged)))
     for sandbox in sandboxes:
-        with contextlib.suppress(NotFoundError, FileNotFoundError, CapacityError):
+        with contextlib.suppress(NotFoundError, StateError, FileNotFoundError, CapacityError):
             await _replace_in_sandbox(store, sandbox, run, merged)
 
 
@@ -141,10 +141,10 @@ def _holders(store: LayerStore, run: _Stack) -> tuple[list[str], list[SandboxId]
     refs: list[str] = []
     sandboxes: list[SandboxId] = []
     for ref in store.snapshots():
-        with contextlib.suppress(NotFoundError):
+        with contextlib.suppress(NotFoundError, StateError):
             refs += [ref] * _has(store.load_snapshot(ref).layers, run)
     for sandbox in store.sandboxes():
-        with contextlib.suppress(NotFoundError):
+        with contextlib.suppress(NotFoundError, StateError):
             state = store.load(sandbox)
             sandboxes += [sandbox] * (_has(state.layers, run) or _has(state.start, run))
     return refs, sandboxes

@@ -38,3 +38,13 @@ async def test_many_sandboxes_destroyed_at_once_are_removed_once_each(
                 await anyio.sleep(0.02)
     assert {path.partition("/")[2].partition("-")[0] for path in removed} >= {sandbox.id for sandbox in made}
     assert len(removed) == len(set(removed))
+
+
+async def test_what_was_destroyed_goes_although_another_sandbox_is_damaged(tmp_path: Path) -> None:
+    async with LocalProvider(tmp_path / "state") as provider:
+        damaged, other = [await provider.create(SandboxSpec(id=new_sandbox_id())) for _ in range(2)]
+        (tmp_path / "state/sandboxes" / damaged.id / "state.json").write_text("{")
+        await provider.destroy(other.id)
+        with anyio.fail_after(10):
+            while any((tmp_path / "state/trash").iterdir()):
+                await anyio.sleep(0.02)
