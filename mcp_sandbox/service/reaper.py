@@ -174,7 +174,12 @@ class Reaper:
         return False
 
     async def _kept(self, provider: Provider, record: SandboxRecord) -> None:
-        async with await provider.attach(record.id) as sandbox:
+        try:
+            attached = await provider.attach(record.id)
+        except NotFoundError:
+            _LOG.warning("sandbox %s: the engine does not have it any more, so nothing of it is kept", record.id)
+            return
+        async with attached as sandbox:
             native = await sandbox.snapshot(SnapshotRequest())
         note = f"sandbox {record.name or record.id[:12]}, which was unused since {record.last_used_at}"
         snapshot = Snapshot(sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native)

@@ -79,6 +79,14 @@ async def test_a_sandbox_that_nobody_used_for_a_month_is_kept_as_a_snapshot(worl
         assert await content(again.sandbox, "/workspace/file") == "work of a week"
 
 
+async def test_an_old_entry_whose_sandbox_the_engine_has_lost_goes(world: World) -> None:
+    async with world.server() as server:
+        (live,) = await server.sandboxes.create(name="lost")
+        await (await server.sandboxes.provider("local")).destroy(live.record.id)
+    assert "sandbox" in _kinds(await _collect(world, later_s=MONTH + DAY_S))
+    assert [record.name for record in await world.records()] == [""]
+
+
 async def test_without_an_age_limit_everything_stays(world: World) -> None:
     async with world.server() as server:
         await server.sandboxes.create(name="old")
