@@ -306,7 +306,9 @@ def look_of(source: Path) -> dict[str, Any]:
         path = stack.pop()
         with contextlib.suppress(OSError):
             found = os.lstat(path)
-            seen.update(repr((path, found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)).encode())
+            seen.update(
+                repr((path, found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode()
+            )
             if stat.S_ISDIR(found.st_mode) and found.st_dev == device:
                 stack += sorted(entry.path for entry in os.scandir(path))
     return {"source": str(source), "look": seen.hexdigest()}

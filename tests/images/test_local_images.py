@@ -14,6 +14,7 @@ from mcp_sandbox.core.image import ImageRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import SnapshotRequest
+from mcp_sandbox.engines.image_store import look_of
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_spec, put, read_file, run, sh
 from tests.images.small_root import compile_static, docker_archive, small_root, tar_of
@@ -233,3 +234,14 @@ async def test_a_record_that_cannot_be_read_is_named_and_can_be_removed(tmp_path
             await local.images()
         await local.remove_image("broken")
         assert await local.images() == []
+
+
+def test_who_owns_a_file_and_a_time_that_was_set_back_are_changes_of_a_source(tmp_path: Path) -> None:
+    """`--image PATH` imports only what changed since: by the time of the last change, which nobody can set."""
+    file = tmp_path / "file"
+    file.write_text("old")
+    before, times = look_of(tmp_path), file.stat()
+    assert look_of(tmp_path) == before
+    file.write_text("new")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert look_of(tmp_path) != before
