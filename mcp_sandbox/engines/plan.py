@@ -72,7 +72,8 @@ class Volume:
 def _overlay(volume: Volume, identity: Identity) -> bytes:
     # Without privilege on the whole machine overlayfs keeps its marks where anybody may write them, and fewer of them.
     whole = identity.is_range and not identity.is_nested
-    options = "volatile,redirect_dir=on,metacopy=off" if whole else "volatile,userxattr"
+    # An index ties a layer to those below it and to one mount, and some kernels are built to make one unasked.
+    options = "volatile,index=off," + ("redirect_dir=on,metacopy=off" if whole else "userxattr")
     return tokens("overlay", volume.target, volume.upper, volume.work, len(volume.lowers), *volume.lowers, options)
 
 
