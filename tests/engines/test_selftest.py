@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError
+from mcp_sandbox.core.image import ImageRequest, Recipe
 from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxSpec
 from mcp_sandbox.engines import embedded, fences, launcher, selftest
 from mcp_sandbox.engines.fences import FENCES, Evidence, judge
@@ -292,3 +293,12 @@ async def test_a_self_test_that_breaks_is_not_a_pass(root: Path) -> None:
             with pytest.raises(ProviderUnavailableError, match=r"self-test was not carried out.*it broke"):
                 await broken.require()
     assert not (root / "selftest.json").exists()
+
+
+async def test_no_image_is_built_where_a_fence_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the packages bring would run in a sandbox that nobody had tried."""
+    _planned(monkeypatch, _with_the_hosts_network)
+    recipe = Recipe(distribution="debian", suite="bookworm", mirror="file:///missing")
+    async with LocalProvider(root) as provider:
+        with pytest.raises(ProviderUnavailableError, match="network"):
+            await provider.add_image(ImageRequest(name="image", recipe=recipe))

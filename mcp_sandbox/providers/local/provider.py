@@ -183,6 +183,9 @@ class LocalProvider(Provider):
         return await anyio.to_thread.run_sync(self._engine.images.list)
 
     async def add_image(self, request: ImageRequest) -> Image:
+        if request.recipe is not None:  # what packages bring will run in a sandbox
+            await self._selftest.require()
+
         async def create(base: str, spec: SandboxSpec) -> Sandbox:
             return await self._new(spec, StoredSnapshot(base=base, layers=(), project=None))
 
