@@ -60,6 +60,15 @@ class EmbeddedEngine:
 
     async def __aenter__(self) -> Self:
         """Start the zygote."""
+        try:
+            await self._open()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stack.aclose()
+            raise
+        return self
+
+    async def _open(self) -> None:
         self.machine = _machine(self.store.root)
         _raise_file_limit()
         reserve = reserve_bytes(self.store.root, os.environ.get(RESERVE_VARIABLE, ""))
@@ -74,7 +83,6 @@ class EmbeddedEngine:
         self.limiting = await self._stack.enter_async_context(Limiting(self.store, self.launcher, reserve))
         self.bases = Bases(self.store, self.launcher, self.identity)
         await self.bases.open()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -129,31 +137,25 @@ class EmbeddedEngine:
         await wait_dead(directory)  # the one before may be in its last moments, and would write to the same layer
         if state.mounted:
             self.store.save(replace(state, mounted=()))
-        ours, theirs = seqpacket_pair()
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as opened, contextlib.ExitStack() as kept:
+            ours, theirs = seqpacket_pair()
             opened.callback(theirs.close)
-            try:
-                listener = opened.enter_context(_listen(directory))
-            except BaseException:  # it was destroyed meanwhile
-                ours.close()
-                raise
+            kept.callback(ours.close)
+            listener = opened.enter_context(_listen(directory))
             try:
                 volumes = await self._volumes(state)
                 written = [self.store.root / path for volume in volumes for path in (volume.upper, volume.work)]
                 prepared = await self.limiting.prepare(state, written)
                 plan = sandbox_plan(self.identity, volumes, prepared.limits, prepared.options)
                 pid, pidfd = await self.launcher.start(plan, [theirs.fileno(), listener.fileno(), self._filter])
+                opened.callback(os.close, pidfd)
             except OSError as error:
-                ours.close()
                 raise explain(error, self.store.root) from error
-            except BaseException:
-                ours.close()
-                raise
             finally:
                 if state.project is not None and self.identity.is_range:
                     await self.launcher.unmount(_project_mount(state))
-        os.close(pidfd)
-        note_init(directory, pid)
+            note_init(directory, pid)
+            kept.pop_all()
         return await self._greet(ours)
 
     async def _greet(self, connection: socket.socket) -> LocalCarrier:

@@ -76,9 +76,13 @@ class Launcher:
         theirs.close()
         ours.setblocking(False)
         self._socket = ours
-        await self._ask(b"D" + tokens(self._store))
-        if self._identity.is_range:
-            await self._ask(b"N" + tokens(f"0 {self._identity.start} {self._identity.count}"))
+        try:
+            await self._ask(b"D" + tokens(self._store))
+            if self._identity.is_range:
+                await self._ask(b"N" + tokens(f"0 {self._identity.start} {self._identity.count}"))
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(

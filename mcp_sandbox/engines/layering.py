@@ -72,9 +72,9 @@ async def capture(engine: EmbeddedEngine, sandbox: SandboxId) -> Captured:
     if carrier is None:
         await wait_dead(engine.store.directory(sandbox))  # its last commands may be dying
         return await _stack(engine, state)
-    if await _quiesce(engine, carrier, sandbox):
-        return await _stack(engine, state)
     try:
+        if await _quiesce(engine, carrier, sandbox):
+            return await _stack(engine, state)
         return await _copy(engine, carrier, state)
     finally:
         await carrier.aclose()
@@ -91,7 +91,6 @@ async def _quiesce(engine: EmbeddedEngine, carrier: GuestCarrier, sandbox: Sandb
         return False
     except (GuestRestarting, SandboxGoneError):  # somebody else ended it, and what it ran may be dying
         await wait_dead(engine.store.directory(sandbox))
-    await carrier.aclose()
     return True
 
 

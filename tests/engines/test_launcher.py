@@ -1,6 +1,7 @@
 """What the zygote of the embedded engine takes along from the server, and what it says when it cannot start one."""
 
 import errno
+import itertools
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import anyio
 import pytest
 from guest_world import namespaces_work
 
+from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.identity import choose_identity
 from mcp_sandbox.engines.launcher import Launcher, tokens
 
@@ -70,3 +72,17 @@ async def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(
 
 def _children() -> list[str]:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+@pytest.mark.skipif(bool(namespaces_work()), reason=namespaces_work())
+async def test_an_engine_whose_opening_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    before, children = sorted(os.listdir("/proc/self/fd")), set(_children())
+    opened = False
+    for tenth_ms in itertools.count(1):
+        with anyio.move_on_after(tenth_ms / 10_000):
+            async with EmbeddedEngine(tmp_path):
+                opened = True
+        if opened:
+            break
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert set(_children()) == children

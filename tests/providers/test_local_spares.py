@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import anyio
@@ -10,6 +10,7 @@ import anyio.to_thread
 import pytest
 
 from mcp_sandbox.core.errors import StateError
+from mcp_sandbox.core.exec import Termination
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import SnapshotRequest
 from mcp_sandbox.engines.identity import choose_identity
@@ -39,9 +40,9 @@ def _spares(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "state/sandboxes").glob("spare-*") if init_lives(path)]
 
 
-async def _started_ahead(tmp_path: Path, count: int = 2) -> list[Path]:
+async def _started_ahead(tmp_path: Path, *, besides: Collection[Path] = ()) -> list[Path]:
     with anyio.fail_after(10):
-        while len(spares := _spares(tmp_path)) < count:
+        while len(spares := [path for path in _spares(tmp_path) if path not in besides]) < 2:
             await anyio.sleep(0.01)
     return spares
 
@@ -122,3 +123,16 @@ async def test_a_server_with_one_sandbox_starts_none_ahead(tmp_path: Path) -> No
         async with await provider.create(_spec()):
             await anyio.sleep(0.1)
         assert list((tmp_path / "state/sandboxes").glob("spare-*")) == []
+
+
+async def test_the_limits_of_a_spare_are_watched_like_those_of_others(provider: LocalProvider, tmp_path: Path) -> None:
+    few = Limits(pids=24)
+    crowd = "for number in $(seq 60); do sleep 2 & done; wait"
+    causes: list[Termination] = []
+    others = await _started_ahead(tmp_path)
+    for number in range(3):
+        if number == 2:
+            await _started_ahead(tmp_path, besides=others)
+        async with await provider.create(_spec(limits=few)) as sandbox:
+            causes.append((await run(sandbox, "sh", "-c", crowd)).result.termination)
+    assert causes == [Termination.PIDS] * 3

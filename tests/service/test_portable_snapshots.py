@@ -15,9 +15,6 @@ from mcp_sandbox.testing.driving import sh
 
 __all__: list[str] = []
 
-# A socket of the engine is sometimes closed only when it is collected, where a sandbox passes right after its snapshot.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:

@@ -167,7 +167,7 @@ async def test_an_archive_that_leaves_its_directory_is_found(sound: Sandbox) -> 
     contract = ArchiveContract()
     await put(sound, "/workspace/outside/victim", b"victim")
     await put(sound, "/workspace/into/there")
-    await fails(contract.test_b045_no_member_leaves_the_directory(TrustingUpload(sound), "/workspace/into", []))
+    await fails(contract.test_ft07_b045_no_member_leaves_the_directory(TrustingUpload(sound), "/workspace/into", []))
 
 
 async def test_a_restore_that_does_nothing_is_found(sound: Sandbox) -> None:

@@ -10,4 +10,14 @@ if __name__ == "__main__":
     wire = claim_wire()
     from mcp_sandbox.cli.serving import serve
 
-    serve(project="", provider="memory", profile=sys.argv[1], prefix=sys.argv[2], wire=wire, handover=None)
+    serve(
+        project="",
+        provider="memory",
+        image="",
+        profile=sys.argv[1],
+        prefix=sys.argv[2],
+        lifetimes={},
+        wanted=None,
+        wire=wire,
+        handover=None,
+    )

@@ -120,7 +120,11 @@ class LocalProvider(Provider):
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
         await self._selftest.require()
         sandbox = LocalSandbox(self._engine, self._capabilities, self._engine.store.load(sandbox_id), self._open)
-        await sandbox.connect()
+        try:
+            await sandbox.connect()
+        except BaseException:
+            await sandbox.aclose()
+            raise
         return sandbox
 
     async def _new(self, spec: SandboxSpec, start: StoredSnapshot) -> LocalSandbox:
