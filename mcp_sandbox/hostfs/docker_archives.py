@@ -18,6 +18,8 @@ __all__ = ["DockerArchive", "copy_layers", "find_docker_archive"]
 _INDEXES: Final = ("manifest.json", "index.json")
 _JSON_BYTES_MAX: Final = 1 << 20
 _LAYERS_MAX: Final = 500
+MEMBERS_MAX: Final = 10_000
+"""Beside layers there are few. All are held in memory, so a tree that happens to have such a file is read as one."""
 _REMOVED: Final = ".wh."
 _EMPTIED: Final = ".wh..wh..opq"
 
@@ -34,8 +36,12 @@ class DockerArchive:
 
 def find_docker_archive(file: IO[bytes]) -> DockerArchive | None:
     """Return what an uncompressed tar archive holds as an image in layers; `None` if it is a plain tree."""
-    found = {m.name.removeprefix("./") for m in members(opened_tar(file)) if m.name.removeprefix("./") in _INDEXES}
-    if not found:
+    found: set[str] = set()
+    count = 0
+    for member in members(opened_tar(file)):
+        count += 1
+        found |= {member.name.removeprefix("./")} & {*_INDEXES}
+    if not found or count > MEMBERS_MAX:
         return None
     archive = opened_tar(file)
     names = {name.removeprefix("./") for name in archive.getnames()}
@@ -69,13 +75,13 @@ def _takes_away(member: tarfile.TarInfo) -> bool:
 def _saved(archive: tarfile.TarFile) -> DockerArchive | None:
     """Read `manifest.json`, as `docker save` writes it."""
     described = _json(archive, "manifest.json")
-    images = cast("list[Any]", described) if isinstance(described, list) else []
+    images = _list(described)
     image = _object(images[0]) if images else {}
     if "Layers" not in image:
         return None
     if len(images) > 1:
         raise refusal(f"it holds {len(images)} images", "Save one image: docker save NAME -o FILE")
-    return _image(archive, [str(layer) for layer in image["Layers"]], str(image.get("Config", "")))
+    return _image(archive, [str(layer) for layer in _list(image["Layers"])], str(image.get("Config", "")))
 
 
 def _layout(archive: tarfile.TarFile) -> DockerArchive | None:
@@ -84,10 +90,10 @@ def _layout(archive: tarfile.TarFile) -> DockerArchive | None:
     for _ in range(3):  # an index may name an index
         if "manifests" not in described:
             break
-        described = _object(_json(archive, _blob(_chosen(described["manifests"]))))
+        described = _object(_json(archive, _blob(_chosen(_list(described["manifests"])))))
     if "layers" not in described:
         return None
-    return _image(archive, [_blob(layer) for layer in described["layers"]], _blob(described.get("config")))
+    return _image(archive, [_blob(layer) for layer in _list(described["layers"])], _blob(described.get("config")))
 
 
 def _chosen(manifests: list[Any]) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def _image(archive: tarfile.TarFile, layers: list[str], config: str) -> DockerAr
         raise refusal(f"it has {len(layers)} layers")
     env: dict[str, str] = {}
     lines = _object(_object(_json(archive, config)).get("config")).get("Env")
-    for line in cast("list[Any]", lines) if isinstance(lines, list) else []:
+    for line in _list(lines):
         name, _, value = str(line).partition("=")
         if name and "\0" not in f"{name}{value}":
             env[name] = value
@@ -118,6 +124,10 @@ def _image(archive: tarfile.TarFile, layers: list[str], config: str) -> DockerAr
 
 def _object(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _member(archive: tarfile.TarFile, name: str) -> tarfile.TarInfo:

@@ -20,6 +20,7 @@ import pytest
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.engines.identity import Identity, choose_identity
 from mcp_sandbox.engines.image_store import ImageStore
+from mcp_sandbox.hostfs import docker_archives
 from mcp_sandbox.hostfs.tree_writer import Bounds
 from tests.images.small_root import docker_archive, tar_with
 
@@ -303,3 +304,33 @@ def test_a_tree_that_nobody_may_enter_can_be_imported_and_removed(store: ImageSt
     assert stat.S_IMODE((root / "shut").stat().st_mode) == 0
     (root / "shut").chmod(0o700)
     assert (root / "shut" / "f").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("manifest.json", [{"Layers": 5}]),
+        ("manifest.json", [{"Layers": ["layer"], "Config": "layer"}]),
+        ("index.json", {"manifests": 5}),
+        ("index.json", {"manifests": [5]}),
+        ("index.json", {"layers": {"digest": 1}}),
+    ],
+)
+def test_ft07_an_index_that_means_nothing_is_refused_or_a_file_like_others(
+    store: ImageStore, name: str, content: object
+) -> None:
+    archive = tar_with(_file(name, json.dumps(content).encode()), _file("layer", b"[]"))
+    try:
+        assert (_add(store, archive) / name).exists()
+    except InvalidRequestError:
+        assert _left(store) == []
+
+
+def test_a_tree_of_many_files_is_no_image_in_layers_whatever_they_are_called(
+    store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive of a few bytes may have millions of members, and those of layers are all held in memory."""
+    monkeypatch.setattr(docker_archives, "MEMBERS_MAX", 100)
+    many = [_file(f"f{number}") for number in range(100)]
+    root = _add(store, tar_with(_file("manifest.json", b'[{"Layers": ["f1"]}]'), *many))
+    assert (root / "f99").exists()
