@@ -1,7 +1,6 @@
 """Snapshots: take, list, restore whole or in part (either can be undone), delete."""
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,6 @@ _LOG = logging.getLogger(__name__)
 _NOTE_CHARACTERS = 500
 KEPT_BEFORE_RESTORES = 5
 """States before restores that are kept of each sandbox."""
-_KEPT = re.compile(r"before restore to [0-9a-f]{8}\Z")
 _DISCARD_S = 30.0
 
 
@@ -145,7 +143,7 @@ class SnapshotService:
     ) -> Snapshot:
         note = f"before restore to {snapshot[:8]}"
         if not targets:
-            before = await self._take(live, note)
+            before = await self._take(live, note, before_restore=True)
             await live.sandbox.restore(content)
             with anyio.CancelScope(shield=True):
                 await self._note_parent(live, snapshot)
@@ -154,7 +152,7 @@ class SnapshotService:
         spec = self._sandboxes.new_spec(live.record)
         async with PartialRestore(provider, content, spec) as partial:
             await partial.fetch(targets)
-            before = await self._take(live, note)
+            before = await self._take(live, note, before_restore=True)
             await partial.put(live.sandbox)
             return before
 
@@ -184,7 +182,7 @@ class SnapshotService:
     async def _drop_old_states(self, live: LiveSandbox) -> None:
         """Delete what was kept before restores, but for the newest few and those that a sandbox goes on from."""
         stored = await to_thread.run_sync(lambda: self._store.list(principal=self._principal, project=self._project))
-        kept = [each for each in stored if each.snapshot.sandbox == live.record.id and _KEPT.match(each.snapshot.note)]
+        kept = [each for each in stored if each.snapshot.sandbox == live.record.id and each.before_restore]
         if len(kept) <= KEPT_BEFORE_RESTORES:
             return
         in_use = await self._sandboxes.parents()
@@ -198,15 +196,16 @@ class SnapshotService:
     async def _find(self, prefix: str) -> StoredSnapshot:
         return await to_thread.run_sync(self._sandboxes.find_snapshot, prefix)
 
-    async def _take(self, live: LiveSandbox, note: str) -> Snapshot:
+    async def _take(self, live: LiveSandbox, note: str, *, before_restore: bool = False) -> Snapshot:
         """Take a snapshot; the sandbox is held exclusively."""
         record = await self._sandboxes.find(live.record.id) or live.record
         native = await live.sandbox.snapshot(SnapshotRequest())
         snapshot = Snapshot(sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native)
+        stored = StoredSnapshot(snapshot=snapshot, owner=record.owner, before_restore=before_restore)
         failures: list[Exception] = []
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep, StoredSnapshot(snapshot=snapshot, owner=record.owner), failures)
+                tasks.start_soon(self._keep, stored, failures)
                 tasks.start_soon(self._note_parent, live, snapshot.id)
             if failures:
                 await self._note_parent(live, record.parent)

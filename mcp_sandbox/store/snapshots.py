@@ -32,6 +32,8 @@ class StoredSnapshot:
     owner: Owner
     imported: bool = False
     """Whether it came in a file: its native content is elsewhere, and what it says of that is a stranger's word."""
+    before_restore: bool = False
+    """Whether a restore took it, of what it replaced; only the newest of these stay."""
 
     @property
     def id(self) -> SnapshotId:
@@ -67,7 +69,7 @@ class SnapshotStore:
         fields = asdict(stored.snapshot)
         fields["native"]["holds"] = sorted(stored.snapshot.native.holds)
         path = self._path(stored.id)
-        marks = {"imported": True} if stored.imported else {}
+        marks = {name: True for name in ("imported", "before_restore") if getattr(stored, name)}
         record = {"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner), **marks}
         write_once(path, encode(record), durable=False)
         self._settle(path)
@@ -242,6 +244,7 @@ def _parsed(snapshot_id: SnapshotId, text: bytes) -> StoredSnapshot:
             snapshot=_snapshot(data["snapshot"]),
             owner=Owner(principal=str(data["principal"]), project=str(data["project"])),
             imported=data.get("imported") is True,
+            before_restore=data.get("before_restore") is True,
         )
         digest = stored.id
     except (ValueError, KeyError, TypeError) as error:

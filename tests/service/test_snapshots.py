@@ -185,9 +185,10 @@ async def test_content_without_a_record_is_not_kept(memory_world: World) -> None
 
 
 async def test_states_before_restores_do_not_pile_up(server: Server, box: Sandbox) -> None:
-    """The newest few are kept, and whatever a person named or a sandbox goes on from."""
+    """The newest few are kept, and whatever somebody asked for, however it is called, or a sandbox goes on from."""
     await put(box, "/workspace/a", "good")
     good = (await server.snapshots.create(note="good")).snapshot
+    asked = (await server.snapshots.create(note=f"before restore to {good.id[:8]}")).snapshot
     undone: list[str] = []
     for number in range(KEPT_BEFORE_RESTORES + 3):
         await put((await server.sandboxes.open()).sandbox, "/workspace/a", str(number))
@@ -195,7 +196,7 @@ async def test_states_before_restores_do_not_pile_up(server: Server, box: Sandbo
         if number == 0:
             await server.sandboxes.create(name="branch", from_snapshot=undone[0])
     listed = {branch.snapshot.id for branch in await server.snapshots.list()}
-    assert listed == {good.id, undone[0], *undone[-KEPT_BEFORE_RESTORES:]}
+    assert listed == {good.id, asked.id, undone[0], *undone[-KEPT_BEFORE_RESTORES:]}
     await server.snapshots.restore(undone[-KEPT_BEFORE_RESTORES])
     assert await content((await server.sandboxes.open()).sandbox, "/workspace/a") == "3"
 
