@@ -191,4 +191,7 @@ class Reaper:
         return [record for record in records if record.provider == name]
 
     def _age_s(self, record: SandboxRecord) -> float:
-        return self.clock() - datetime.fromisoformat(record.last_used_at).timestamp()
+        try:
+            return self.clock() - datetime.fromisoformat(record.last_used_at).timestamp()
+        except (ValueError, OverflowError):
+            return 0.0  # nobody knows, so it stays

@@ -1,5 +1,6 @@
 """What goes by itself, when, and what is left of it; and what stays because somebody uses or makes it."""
 
+import json
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -85,6 +86,18 @@ async def test_an_old_entry_whose_sandbox_the_engine_has_lost_goes(world: World)
         await (await server.sandboxes.provider("local")).destroy(live.record.id)
     assert "sandbox" in _kinds(await _collect(world, later_s=MONTH + DAY_S))
     assert [record.name for record in await world.records()] == [""]
+
+
+async def test_an_entry_whose_time_makes_no_sense_stays_and_keeps_no_other(world: World) -> None:
+    async with world.server() as server:
+        for name in ("senseless", "old"):
+            await server.sandboxes.create(name=name)
+    for record in world.state.registry.glob("*/record.json"):
+        fields = json.loads(record.read_bytes())
+        if fields["name"] == "senseless":
+            record.write_text(json.dumps({**fields, "last_used_at": "yesterday"}))
+    assert [one.name for one in await _collect(world, later_s=MONTH + DAY_S) if one.kind == "sandbox"] == ["old"]
+    assert sorted(record.name for record in await world.records()) == ["", "senseless"]
 
 
 async def test_without_an_age_limit_everything_stays(world: World) -> None:
