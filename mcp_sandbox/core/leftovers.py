@@ -18,7 +18,7 @@ class Remembered:
 
     sandbox: Callable[[SandboxId], bool]
     snapshot: Callable[[str], bool]
-    """By the provider's reference."""
+    """By the provider's reference. Blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Final
 
 import anyio
@@ -87,7 +88,7 @@ class Reaper:
             provider = await self.provider(name)
             remembered = Remembered(
                 sandbox=lambda sandbox: self.registry.stamp(sandbox) is not None,
-                snapshot=await to_thread.run_sync(self._is_named),
+                snapshot=self._is_named(),
             )
             found += await provider.collect(remembered, kept_s=kept_s, now=self.clock(), dry_run=dry_run)
         except (SandboxError, OSError) as error:
@@ -95,13 +96,22 @@ class Reaper:
         return found
 
     def _is_named(self) -> Callable[[str], bool]:
-        """Return whether the record of a snapshot names a reference; one that cannot be read may name any."""
-        try:
-            named = {native.ref for stored in self.snapshots.all() for native in self.snapshots.natives(stored)}
-        except SandboxError as error:
-            _LOG.warning("no content of snapshots is removed: %s", error)
-            return lambda _: True
-        return named.__contains__
+        """Return whether the record of a snapshot names a reference; one that cannot be read may name any. Blocks.
+
+        The records are read when it is first asked, not before: a provider may have much else to remove until then.
+        """
+
+        @cache
+        def named() -> frozenset[str] | None:
+            try:
+                return frozenset(
+                    native.ref for stored in self.snapshots.all() for native in self.snapshots.natives(stored)
+                )
+            except SandboxError as error:
+                _LOG.warning("no content of snapshots is removed: %s", error)
+                return None
+
+        return lambda ref: (found := named()) is None or ref in found
 
     # ------------------------------------------------------------------------------------------ never finished
 

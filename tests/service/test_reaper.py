@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from sandbox_world import World, content, put, run
 
 from mcp_sandbox.core.delegation import DelegatingProvider
 from mcp_sandbox.core.errors import CapacityError, NotFoundError, ProviderError, ProviderUnavailableError, StateError
-from mcp_sandbox.core.leftovers import EXPIRES, Leftover
+from mcp_sandbox.core.leftovers import EXPIRES, Leftover, Remembered
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
+from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.reaper import DAY_S, KEPT_S, Reaper
 from mcp_sandbox.service.usage import Usage
@@ -223,6 +224,23 @@ async def test_who_starts_from_a_snapshot_without_content_is_told_so(world: Worl
         with pytest.raises(StateError, match="the snapshot that it was to start from is gone"):
             await server.sandboxes.create(from_snapshot=taken.snapshot.id)
         assert [record.name for record in await world.records()] == [""]
+
+
+async def test_content_that_was_named_while_leftovers_are_removed_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    async with world.server() as server:
+        await server.sandboxes.open()
+
+        async def collect(provider: LocalProvider, remembered: Remembered, **options: object) -> Sequence[Leftover]:
+            taken = await server.snapshots.create()
+            asked.extend(map(remembered.snapshot, (taken.snapshot.native.ref, "nobody's")))
+            return ()
+
+        monkeypatch.setattr(LocalProvider, "collect", collect)
+        await _collect(world)
+    assert asked == [True, False]
 
 
 async def test_nothing_of_snapshots_goes_while_one_record_is_damaged(world: World) -> None:
