@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
+from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError, SandboxGoneError
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.wire import GuestProtocolError, Type
@@ -21,6 +21,7 @@ __all__ = [
     "Source",
     "error_fields",
     "gone",
+    "no_answer",
     "os_error",
     "protocol_failure",
 ]
@@ -105,6 +106,14 @@ def gone() -> SandboxGoneError:
         why="its init process is gone: it was destroyed, restored or killed by somebody else",
         fix="Call again; if the sandbox still exists its files are kept and it starts anew",
     )
+
+
+def no_answer(who: str, seconds: float) -> ProviderUnavailableError:
+    """Return the error for one of our own programs that does not say a word."""
+    return ProviderUnavailableError(
+        "No sandbox", why=f"{who} did not answer within {seconds:g} s",
+        fix="Try again when this machine is less busy; destroy the sandbox, or restart the server, if it repeats",
+    )  # fmt: skip
 
 
 def protocol_failure(error: GuestProtocolError) -> ProviderError:

@@ -20,6 +20,7 @@ import anyio
 from mcp_sandbox.core.errors import CapacityError, ProviderError, SandboxGoneError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.bases import Bases
+from mcp_sandbox.engines.carrier import no_answer
 from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity, choose_identity
 from mcp_sandbox.engines.image_store import ImageStore, is_image
@@ -265,7 +266,7 @@ def _listen(directory: Path) -> socket.socket:
 
 async def _connect(peer: socket.socket, path: str) -> None:
     """Connect without waiting in the kernel, which a full backlog would make it do."""
-    with anyio.fail_after(BACKLOG_S):
+    with anyio.move_on_after(BACKLOG_S):
         while True:
             try:
                 peer.connect(path)
@@ -273,6 +274,7 @@ async def _connect(peer: socket.socket, path: str) -> None:
                 await anyio.sleep(0.005)
             else:
                 return
+    raise no_answer("the sandbox's init", BACKLOG_S)
 
 
 def _project_mount(state: EngineState) -> str:

@@ -16,7 +16,7 @@ from typing import Final, Self
 import anyio
 
 from mcp_sandbox.core.errors import ProviderError
-from mcp_sandbox.engines.carrier import os_error
+from mcp_sandbox.engines.carrier import no_answer, os_error
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.local_carrier import seqpacket_pair
 from mcp_sandbox.guest.binary import guest_binary
@@ -145,7 +145,7 @@ class Launcher:
         data: bytes = b""
         received: list[int] = []
         async with self._lock:
-            with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_S):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(ANSWER_S) as waiting:
                 self._socket.sendmsg([request], ancillary)
                 self._owed += 1
                 data, received = await self._answer()
@@ -153,6 +153,8 @@ class Launcher:
                     for number in received:  # of a sandbox whose caller has gone, which ends it
                         os.close(number)
                     data, received = await self._answer()
+        if waiting.cancelled_caught:
+            raise no_answer("the launcher", ANSWER_S)
         if not data:
             raise ProviderError(
                 "No sandbox", why="the launcher ended", fix="Restart the server; report it if it repeats"

@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.exec import ExecRequest, Execution
-from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
+from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, no_answer, os_error
 from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, write_pipe
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
 from mcp_sandbox.engines.local_execution import Lingering, LocalExecution
@@ -84,10 +84,13 @@ class LocalCarrier(CommandCarrier):
         Raises:
             OSError: Init could not be set up; `strerror` names the step that failed.
             SandboxGoneError: The agent ended without a word.
-            ProviderError: It speaks another version of the protocol.
+            ProviderError: It does not answer, or speaks another version of the protocol.
         """
-        with anyio.fail_after(WELCOME_S):
-            frame, _ = await self._welcome
+        try:
+            with anyio.fail_after(WELCOME_S):
+                frame, _ = await self._welcome
+        except TimeoutError:
+            raise no_answer("the sandbox's init", WELCOME_S) from None
         if frame.type == Type.ERROR:
             number, step = error_fields(frame.payload)
             raise OSError(number, f"{step}: {os.strerror(number)}")

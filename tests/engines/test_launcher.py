@@ -11,6 +11,7 @@ import anyio
 import pytest
 from guest_world import namespaces_work
 
+from mcp_sandbox.core.errors import ProviderUnavailableError
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.identity import choose_identity
 from mcp_sandbox.engines.launcher import Launcher, tokens
@@ -58,7 +59,7 @@ async def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(
                 with monkeypatch.context() as quick:
                     quick.setattr("mcp_sandbox.engines.launcher.ANSWER_S", 0.1)
                     for _ in range(2):
-                        with pytest.raises(TimeoutError):
+                        with pytest.raises(ProviderUnavailableError, match="did not answer"):
                             await launcher.start(impossible, [anything.fileno()] * 3)
             finally:
                 os.kill(launcher.pid, signal.SIGCONT)
