@@ -139,10 +139,10 @@ def _cause(result: ExecResult) -> str:
     detail = f": {result.detail}" if result.detail else ""
     match result.termination:
         case Termination.TIMEOUT:
+            limits = result.detail.partition("; ")[2]  # where they were met, a longer time would not help
             return (
                 f"timeout after {_seconds(result.duration_s)}: it was killed with all it had started, and its output "
-                "up to then is below; for longer work give a larger timeout_s or run_in_background"
-                + (f" ({facts})" if (facts := result.detail.partition("; ")[2]) else "")
+                f"up to then is below; {limits or 'for longer work give a larger timeout_s or run_in_background'}"
             )
         case Termination.OOM:
             return f"out of memory: it, or a process that it waited for, was killed{detail}"

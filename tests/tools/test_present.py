@@ -42,6 +42,14 @@ def test_the_first_line_has_the_facts_then_come_stdout_and_marked_stderr() -> No
     )
 
 
+def test_a_timeout_that_the_sandbox_sets_is_not_answered_with_a_longer_one() -> None:
+    limit = "no command in this sandbox may run longer than 2 s"
+    told = present(_outcome(exit_code=None, termination=Termination.TIMEOUT, detail=f"killed after 2 s; {limit}"))
+    assert limit in told
+    assert "timeout_s" not in told
+    assert "run_in_background" not in told
+
+
 def test_b021_a_command_without_output_says_so() -> None:
     assert present(_outcome(exit_code=1)).endswith("\n(no output)")
 
