@@ -2,20 +2,21 @@
 
 __all__ = ["duration_s", "lifetimes"]
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _LEAST_IDLE_S = 60
 """A call may be under way for most of a minute before it becomes a job."""
 
 
 def duration_s(text: str) -> float | None:
-    """Return the seconds that `90s`, `15m`, `12h` or `30d` means; `None` for `never`.
+    """Return the seconds that `90s`, `15m` (or `15min`), `12h` or `30d` means; `None` for `never`.
 
     Raises:
         ValueError: It means nothing.
     """
     if text == "never":
         return None
-    number, unit = text[:-1], text[-1:]
+    number = text.rstrip("".join(_UNITS))
+    unit = text[len(number) :]
     if unit not in _UNITS or not number.isascii() or not number.isdecimal() or int(number) == 0:
         raise ValueError(f"{text!r} is no duration such as 90s, 15m, 12h or 30d, and not 'never'")
     return float(int(number) * _UNITS[unit])

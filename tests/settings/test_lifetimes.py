@@ -8,13 +8,14 @@ __all__: list[str] = []
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90.0), ("15m", 900.0), ("12h", 43_200.0), ("30d", 2_592_000.0), ("never", None)]
+    ("text", "seconds"),
+    [("90s", 90.0), ("15m", 900.0), ("15min", 900.0), ("12h", 43_200.0), ("30d", 2_592_000.0), ("never", None)],
 )
 def test_a_duration_has_a_unit(text: str, seconds: float | None) -> None:
     assert duration_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "30", "0d", "-1d", "1.5h", "1 d", "1w", "٣d", "Never"])
+@pytest.mark.parametrize("text", ["", "s", "30", "0d", "-1d", "1.5h", "1 d", "1w", "1mi", "1dd", "٣d", "Never"])
 def test_what_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no duration"):
         duration_s(text)
