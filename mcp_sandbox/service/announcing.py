@@ -8,6 +8,8 @@ from mcp_sandbox.store.record import SandboxRecord
 
 __all__ = ["about_another", "about_configuration"]
 
+_SHORT = 12
+
 
 def about_another(record: SandboxRecord, gone: SandboxId | None) -> Sequence[str]:
     """Return what to say where another sandbox was used before."""
@@ -22,13 +24,16 @@ def about_another(record: SandboxRecord, gone: SandboxId | None) -> Sequence[str
 def about_configuration(record: SandboxRecord, provider: str, template: SandboxSpec) -> Sequence[str]:
     """Return what to say where the configuration asks for another provider, image or limits than the sandbox has."""
     said: list[str] = []
-    image = template.image
+    image, name = template.image, record.id[:_SHORT]
     if record.provider != provider:
         said.append(
-            f"this project's sandbox runs on provider {record.provider!r}; {provider!r} is used once it is destroyed"
+            f"this project's sandbox runs on provider {record.provider!r}; {provider!r} is used once it, {name}, "
+            "is destroyed"
         )
     if image not in (None, record.image):
-        said.append(f"this project's sandbox did not start from image {image!r}, which is used once it is destroyed")
-    if told := changed_limits(record.limits, template.limits):
+        said.append(
+            f"this project's sandbox did not start from image {image!r}, which is used once it, {name}, is destroyed"
+        )
+    if told := changed_limits(record.limits, template.limits, name):
         said.append(told)
     return said

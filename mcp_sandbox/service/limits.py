@@ -42,14 +42,14 @@ def own_limits(recorded: Mapping[str, float]) -> str:
     return limits_text(own) if own else ""
 
 
-def changed_limits(recorded: Mapping[str, float], wanted: Limits) -> str:
+def changed_limits(recorded: Mapping[str, float], wanted: Limits, sandbox: str) -> str:
     """Return what to tell of an existing sandbox whose limits are not those asked for, if any were."""
     now = recorded_limits(wanted)
     if wanted == Limits() or not recorded or dict(recorded) == now:
         return ""
     return (
         f"this project's sandbox has the limits that it was made with ({limits_text(recorded)}); those asked for now "
-        f"({limits_text(now)}) are used once it is destroyed"
+        f"({limits_text(now)}) are used once it, {sandbox}, is destroyed"
     )
 
 

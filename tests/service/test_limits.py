@@ -33,9 +33,10 @@ def test_limits_are_said_with_their_units() -> None:
 
 
 def test_other_limits_for_an_existing_sandbox_are_told_if_any_were_asked_for() -> None:
-    told = changed_limits(recorded_limits(SOME), Limits(memory_bytes=1 << 30))
+    told = changed_limits(recorded_limits(SOME), Limits(memory_bytes=1 << 30), "sb_2abc")
+    assert "sb_2abc, is destroyed" in told
     assert "memory 2 GiB" in told
     assert "memory 1 GiB" in told
-    assert changed_limits(recorded_limits(SOME), SOME) == ""
-    assert changed_limits(recorded_limits(SOME), Limits()) == ""
-    assert changed_limits({}, SOME) == "", "an old version did not note them"
+    assert changed_limits(recorded_limits(SOME), SOME, "sb_2abc") == ""
+    assert changed_limits(recorded_limits(SOME), Limits(), "sb_2abc") == ""
+    assert changed_limits({}, SOME, "sb_2abc") == "", "an old version did not note them"
