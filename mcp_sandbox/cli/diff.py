@@ -11,7 +11,7 @@ from mcp_sandbox.cli.tables import print_json
 from mcp_sandbox.core.differences import Action, Change, Side
 from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.service.differences import LIVE, START, compare
-from mcp_sandbox.service.paths import display
+from mcp_sandbox.service.paths import display, resolve
 from mcp_sandbox.service.quantities import size
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.unified import unified
@@ -22,7 +22,9 @@ _SUMMARY = """\
 Show what changed from A to B, each of them the id of a snapshot, `live` (the
 sandbox as it is) or `start` (what it started as: the project, or a snapshot).
 Without B it is `live`, without both `start` to `live`. What follows is a
-PATH; put `--` before PATHs that could be ids."""
+PATH; put `--` before PATHs that could be ids. Of binary files and those above
+256 KiB a diff only says that they differ, which `git apply` does not take;
+`mcp-sandbox exec -- tar c .` brings everything home."""
 _EXAMPLE = """\
   mcp-sandbox diff
   mcp-sandbox diff 1f2e3d --stat
@@ -74,6 +76,9 @@ async def _diff(sandboxes: SandboxService, options: argparse.Namespace) -> int:
     else:
         for change in found.changes:
             sys.stdout.write(unified(change))
+    if options.paths and not found.changes:
+        where = ", ".join(display(resolve(path)) for path in options.paths)
+        print(f"mcp-sandbox: taken for paths, at which nothing changed: {where}", file=sys.stderr)
     if found.truncated:
         print("mcp-sandbox: there is more; name PATHs to see it", file=sys.stderr)
     return 0
