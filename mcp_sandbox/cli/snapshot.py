@@ -121,7 +121,7 @@ def _restore_options(reader: argparse.ArgumentParser) -> None:
 async def _restore(sandboxes: SandboxService, options: argparse.Namespace) -> int:
     restored = await SnapshotService(sandboxes).restore(options.snapshot, options.sandbox, options.paths)
     tell(restored.sandbox.notices)
-    print(f"Restored {len(restored.paths) or 'everything'}{' paths' * bool(restored.paths)}; what was there before is:")
+    print(f"Restored {', '.join(map(display, restored.paths)) or 'everything'}; what was there before is:")
     print(restored.before.id)
     return 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.core.errors import InvalidRequestError, SandboxError
 from mcp_sandbox.service.exporting import export_snapshot, import_snapshot, verify_file, verify_snapshot
 from mcp_sandbox.service.paths import display
 from mcp_sandbox.service.quantities import size
@@ -30,6 +30,9 @@ def export_options(reader: argparse.ArgumentParser) -> None:
 
 async def export(sandboxes: SandboxService, options: argparse.Namespace) -> int:
     """Write a snapshot into a file."""
+    if options.file == Path("-"):
+        why = "it is written into a file, whole or not at all, never to standard output"
+        raise InvalidRequestError("Nothing exported", why=why, fix="Name a file")
     exported = await export_snapshot(
         sandboxes, options.snapshot, options.file, paths=options.path, replace_file=options.force
     )

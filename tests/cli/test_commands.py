@@ -80,6 +80,15 @@ def test_b070_diff_shows_what_changed_in_a_form_that_git_takes(machine: CommandL
     assert machine.say("diff", "live", "live", "--stat") == "nothing changed\n"
 
 
+def test_diff_says_what_it_took_for_a_path(machine: CommandLine) -> None:
+    machine.say("exec", "--", "true")
+    mistyped = machine.run("diff", "1f2e3g")
+    assert (mistyped.returncode, mistyped.stdout) == (0, b"")
+    assert b"taken for paths" in mistyped.stderr
+    assert b"/workspace/1f2e3g" in mistyped.stderr
+    assert machine.run("diff").stderr == b""
+
+
 def test_a_snapshot_leaves_as_a_file_and_comes_back(machine: CommandLine, tmp_path: Path) -> None:
     machine.say("exec", "--", "sh", "-c", "echo kept > a; echo elsewhere > /opt/x")
     first = machine.say("snapshot", "create", "--note", "mine").strip()
@@ -89,6 +98,8 @@ def test_a_snapshot_leaves_as_a_file_and_comes_back(machine: CommandLine, tmp_pa
     again = machine.run("snapshot", "export", first[:10], str(file))
     assert (again.returncode, b"--force" in again.stderr) == (2, True)
     machine.say("snapshot", "export", first[:10], str(file), "--force")
+    stream = machine.run("snapshot", "export", first[:10], "-")
+    assert (stream.returncode, b"standard output" in stream.stderr) == (2, True)
     assert machine.say("snapshot", "verify", str(file), first[:10]) == "2 checked, nothing is wrong.\n"
     machine.say("snapshot", "delete", first)
     assert machine.say("snapshot", "import", str(file)).strip() == first
