@@ -12,7 +12,7 @@ TOOLS = (
         title="Create sandboxes",
         description=(
             "Create sandboxes beside the project's own, which needs no creating: to try variants in parallel, "
-            "or to go on from a snapshot. They stay until `sandbox_destroy`."
+            "or to go on from a snapshot. Long unused ones become snapshots."
         ),
         handler=Deferred(_CALLS, "sandbox_create"),
         properties={
