@@ -55,7 +55,8 @@ def check_arguments(tool: Tool, given: Mapping[str, Any] | None) -> dict[str, An
             checked[name] = _coerce(value, fragment)
         except _WrongValueError as error:
             problems.append(f"{name!r} must be {error}, not {_shown(value)}")
-    problems.extend(f"{name!r} is missing" for name in tool.required if name not in checked)
+    missing = [name for name in tool.required if _is_absent((given or {}).get(name), tool.properties[name])]
+    problems.extend(f"{name!r} is missing" for name in missing)
     if problems:
         raise InvalidRequestError(
             f"{tool.name} was not carried out",

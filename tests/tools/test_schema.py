@@ -86,8 +86,9 @@ def test_a_number_given_for_a_string_becomes_its_text(value: Any, text: str) -> 
 
 @pytest.mark.parametrize("value", [5, 2.5, True])
 def test_a_number_that_the_whole_call_is_about_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="'command' must be a string, not "):
+    with pytest.raises(InvalidRequestError, match="'command' must be a string, not ") as refused:
         check_arguments(TOOL, {"command": value})
+    assert "missing" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
