@@ -55,7 +55,8 @@ async def explain_path_error(
     elif error.errno in (errno.EINVAL, errno.ENXIO, errno.ENODEV):
         why, fix = await _not_regular(sandbox, path)
     elif isinstance(error, PermissionError) and path.startswith("/proc/"):
-        why, fix = "files of /proc are for commands only", f"Use a command such as `cat {display(path)}`"
+        program = "tee" if doing == "write" else "cat"
+        why, fix = "files of /proc are for commands only", f"Use a command such as `{program} {display(path)}`"
     else:
         number = error.errno or errno.EIO
         why, fix = _OTHERS.get(number, (f"the sandbox says: {os.strerror(number)}", "Check the path"))

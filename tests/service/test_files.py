@@ -354,6 +354,8 @@ async def test_ft02_files_of_proc_are_refused_or_read_at_once(machine: World) ->
             message = await machine.refused(lambda name=name: machine.view(f"/proc/{name}"))
             assert f"Cannot read /proc/{name}: " in message
     assert "Use a command such as `cat /proc/meminfo`" in message
+    message = await machine.refused(lambda: machine.files.write_file(None, "/proc/sys/kernel/hostname", "x"))
+    assert "Use a command such as `tee /proc/sys/kernel/hostname`" in message
 
 
 async def test_ft03_a_sparse_file_of_1_gib_is_read_in_bounded_time(machine: World) -> None:
