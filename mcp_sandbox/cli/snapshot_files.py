@@ -23,7 +23,9 @@ _SHORT = 12
 def export_options(reader: argparse.ArgumentParser) -> None:
     """Add the options of `export`."""
     reader.add_argument("snapshot", help="id or unique prefix")
-    reader.add_argument("file", type=Path, help="what to write; holds /workspace and /root, nothing of this machine")
+    reader.add_argument(
+        "file", type=Path, help="what to write; holds /workspace and /root, nothing of this machine or an image"
+    )
     reader.add_argument("--path", action="append", default=[], metavar="DIR", help="carry this directory too")
     reader.add_argument("--force", action="store_true", help="replace a file that is there")
 

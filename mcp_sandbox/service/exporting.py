@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.differences import Action, DiffRequest, LiveState
-from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, SandboxError
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, SandboxError, UnsupportedError
 from mcp_sandbox.core.files import DownloadRequest, FileInfo, FileKind, StatRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import WORKSPACE, Workspace
@@ -34,6 +34,7 @@ __all__ = ["Exported", "Imported", "export_snapshot", "import_snapshot", "verify
 HOME: Final = "/root"
 _SPECIAL_BITS: Final = 0o6000
 _MOST_CHANGES: Final = 20_000
+_FROM_IMAGE: Final = "/ (it started from an image: of what is elsewhere, nothing is carried or compared)"
 _KINDS: Final = {
     tarfile.DIRTYPE: "d", tarfile.REGTYPE: "f", tarfile.SYMTYPE: "l", tarfile.LNKTYPE: "h", tarfile.FIFOTYPE: "p",
 }  # fmt: skip
@@ -238,7 +239,11 @@ async def _left_out(
         return []
     spec = replace(sandboxes.contents.spec(provider.name), workspace=Workspace())
     async with PassingSandbox(provider, spec) as fresh:
-        found = await provider.diff(DiffRequest(before=LiveState(sandbox=fresh.id), after=content, limit=_MOST_CHANGES))
+        request = DiffRequest(before=LiveState(sandbox=fresh.id), after=content, limit=_MOST_CHANGES)
+        try:
+            found = await provider.diff(request)
+        except UnsupportedError:
+            return [_FROM_IMAGE]
     left_out: list[str] = []
     for change in found.changes:
         inside = any(f"{change.path}/".startswith(f"{root}/") for root in roots)

@@ -64,6 +64,27 @@ def test_another_image_than_the_sandboxs_is_told(machine: CommandLine, root: Pat
     machine.say("image", "rm", "told")
 
 
+def test_a_snapshot_of_a_sandbox_from_an_image_is_exported_without_the_image(
+    machine: CommandLine, root: Path, tmp_path: Path
+) -> None:
+    machine.say("image", "import", str(root), "--name", "carried")
+    machine.say("exec", "--image", "carried", "--", "sh", "-c", "echo kept > /workspace/a")
+    snapshot = machine.say("snapshot", "create").strip()
+    file = str(tmp_path / "work.snapshot")
+    done = machine.run("snapshot", "export", snapshot, file)
+    assert done.returncode == 0, done.stderr
+    assert b"it started from an image" in done.stderr
+    assert machine.say("snapshot", "verify", file) == "1 checked, nothing is wrong.\n"
+    machine.say("snapshot", "delete", snapshot)
+    came_in = machine.run("snapshot", "import", file)
+    assert (came_in.stdout.decode().strip(), b"it started from an image" in came_in.stderr) == (snapshot, True)
+    machine.say("rm", machine.sandboxes()[0]["id"])
+    machine.say("snapshot", "restore", snapshot)
+    assert machine.say("exec", "--", "cat", "/workspace/a") == "kept\n"
+    machine.say("snapshot", "delete", snapshot)
+    machine.say("image", "rm", "carried")
+
+
 REFUSED = {
     ("exec", "--image", "unknown", "--", "true"): b"No image 'unknown'",
     ("exec", "--image", "./unknown", "--", "true"): b"No such file or directory",
