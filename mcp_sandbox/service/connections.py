@@ -12,7 +12,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.core.admission import weak_limits
-from mcp_sandbox.core.errors import NotFoundError, StateError
+from mcp_sandbox.core.errors import NotFoundError, SandboxError, StateError
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotId
@@ -107,7 +107,7 @@ class Connections:
         async with self._locks.setdefault(record.id, anyio.Lock()):
             connection = self._connections.get(record.id)
             if connection is None:
-                provider = await self._providers.get(record.provider)
+                provider = await self._provider_of(record, is_new=is_new)
                 found = await self._found(provider, record, is_new=is_new)
                 connection = self._entered(provider, found) if found is not None else None
             connection = await self._refreshed(record.id, connection)
@@ -202,6 +202,16 @@ class Connections:
         connection.live = replace(connection.live, record=seen.record)
         connection.stamp = seen.stamp
         return connection
+
+    async def _provider_of(self, record: SandboxRecord, *, is_new: bool) -> Provider:
+        try:
+            return await self._providers.get(record.provider)
+        except SandboxError:
+            if is_new:  # else the project would be tied for good to a provider whose name was mistyped
+                async with _held(self._registry, record.id, _CREATE_WAIT_S):
+                    if await to_thread.run_sync(self._registry.is_creating, record.id):
+                        await to_thread.run_sync(self._registry.remove, record.id)
+            raise
 
     async def _found(self, provider: Provider, record: SandboxRecord, *, is_new: bool) -> _Found | None:
         if not is_new and not await to_thread.run_sync(self._registry.is_creating, record.id):

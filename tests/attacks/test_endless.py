@@ -107,12 +107,13 @@ def test_res12_two_hundred_calls_and_fifty_sandboxes_at_once_are_all_answered(se
     server.exec("true")
     calls = [server.begin_call("exec", command=f"sleep 0.2; echo ok{number}") for number in range(200)]
     creates = [server.begin_call("sandbox_create", name=f"many{number}") for number in range(50)]
-    for number, call in enumerate(calls):
-        reply = server.finish_call(call)
+    replies = [server.finish_call(call) for call in calls]
+    for number, reply in enumerate(replies):
         assert reply.is_error or reply.body.strip() == f"ok{number}", reply.text
         assert not reply.is_error or "again" in reply.text, reply.text
+    assert sum(not reply.is_error for reply in replies) >= 100
     made = [server.finish_call(call) for call in creates]
-    assert all("sb_" in reply.text or reply.is_error for reply in made)
+    assert sum("sb_" in reply.text and not reply.is_error for reply in made) >= 25, [reply.text for reply in made]
     open_before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     for number, reply in enumerate(made):
         if not reply.is_error:

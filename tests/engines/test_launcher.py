@@ -72,7 +72,8 @@ async def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(
 
 
 def _children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    """The processes that any thread of this one started."""
+    return [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
 
 
 @pytest.mark.skipif(bool(namespaces_work()), reason=namespaces_work())
@@ -87,3 +88,26 @@ async def test_an_engine_whose_opening_is_cancelled_leaves_nothing(tmp_path: Pat
             break
         assert sorted(os.listdir("/proc/self/fd")) == before
         assert set(_children()) == children
+
+
+@pytest.mark.skipif(bool(namespaces_work()), reason=namespaces_work())
+async def test_work_on_a_tree_that_nobody_waits_for_ends_at_once(tmp_path: Path) -> None:
+    """A server that ends does not wait until a large tree is removed."""
+    for number in range(200):
+        (tmp_path / "tree" / str(number)).mkdir(parents=True)
+        for name in range(100):
+            (tmp_path / "tree" / str(number) / str(name)).touch()
+    async with Launcher(tmp_path, choose_identity()) as launcher:
+        before = set(_children())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(launcher.run, "remove", "tree")
+            with anyio.fail_after(5):
+                while not set(_children()) - before:
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(5):
+            while set(_children()) - before:
+                await anyio.sleep(0.001)
+        assert (tmp_path / "tree").exists()
+        await launcher.run("remove", "tree")
+    assert not (tmp_path / "tree").exists()
