@@ -97,20 +97,17 @@ class Launcher:
     async def run(self, *arguments: str) -> bytes:
         """Run one of the guest agent's host-side roles (`copy`, `compare`, ...) to its end; return what it said.
 
+        Cancelling kills it: what it was making has no name yet, and what it was removing is in the trash.
+
         Raises:
             ProviderError: It failed; says with which words.
         """
-        command = [f"/proc/self/fd/{self._program}", *arguments]
-        done = await asyncio.to_thread(
-            subprocess.run,
-            command,
-            cwd=self._store,
-            env={},
-            pass_fds=(self._program,),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
+        role = _Role([f"/proc/self/fd/{self._program}", *arguments], self._store, self._program)
+        try:
+            done = await asyncio.to_thread(role.run)
+        except asyncio.CancelledError:
+            role.kill()
+            raise
         if done.returncode:
             why = done.stderr.decode("utf-8", "replace").strip()
             raise ProviderError(f"Cannot {arguments[0]} a tree", why=why, fix="Check the disk, then try again")
@@ -173,3 +170,35 @@ class Launcher:
         data, passed, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(4))
         self._owed -= 1
         return data, [number for _, _, raw in passed for (number,) in struct.iter_unpack("i", raw)]
+
+
+class _Role:
+    """One run of the guest agent on the host, by a thread; another one may end it."""
+
+    def __init__(self, command: Sequence[str], directory: Path, program: int) -> None:
+        self._command, self._directory, self._program = command, directory, program
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
+
+    def run(self) -> subprocess.CompletedProcess[bytes]:
+        """Run it to its end. Blocks."""
+        with subprocess.Popen(
+            self._command,
+            cwd=self._directory,
+            env={},
+            pass_fds=(self._program,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            self._process = process
+            if self._killed:
+                process.kill()
+            output, errors = process.communicate()
+        return subprocess.CompletedProcess(self._command, process.returncode, output, errors)
+
+    def kill(self) -> None:
+        """End it, now or as soon as it has begun."""
+        self._killed = True
+        if self._process is not None:
+            self._process.kill()

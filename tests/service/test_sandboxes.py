@@ -11,6 +11,7 @@ from sandbox_world import Server, World, content, put, run
 
 from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
 from mcp_sandbox.core.errors import (
+    ConfigError,
     NotFoundError,
     SandboxError,
     SandboxGoneError,
@@ -152,6 +153,15 @@ async def test_b083_another_provider_is_announced_and_the_old_sandbox_stays(worl
         assert live.record.id == old.record.id
         assert ["'other'" in notice for notice in live.notices] == [True]
         assert (await server.sandboxes.open()).notices == ()
+
+
+async def test_a_project_is_not_tied_to_a_provider_that_does_not_exist(world: World) -> None:
+    async with world.server(provider="mistyped") as server:
+        with pytest.raises(ConfigError, match="mistyped"):
+            await server.sandboxes.open()
+        assert await server.sandboxes.list() == []
+    async with world.server() as server:
+        assert (await server.sandboxes.open()).record.provider == world.provider
 
 
 async def test_the_second_use_costs_no_more_than_a_stat(server: Server) -> None:
