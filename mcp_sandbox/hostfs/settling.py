@@ -35,12 +35,19 @@ def settle_now(path: Path) -> None:
 class Settler:
     """One thread that syncs what it is told, in that order. Use as a context manager: leaving it waits for a second.
 
-    A process that is killed loses nothing by it: only the machine itself can end before the disk has it.
+    A process that is killed loses nothing by it: only the machine itself can end before the disk has it. It waits for a
+    moment and takes what came meanwhile along: a file system that syncs keeps everybody else waiting.
+
+    Args:
+        gather_s: That moment.
+        patience_s: How long leaving waits.
     """
 
-    def __init__(self, *, patience_s: float = 1.0) -> None:
+    def __init__(self, *, gather_s: float = 0.25, patience_s: float = 1.0) -> None:
+        self._gather_s = gather_s
         self._patience_s = patience_s
         self._paths: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def later(self, path: Path) -> None:
@@ -52,10 +59,20 @@ class Settler:
 
     def _run(self) -> None:
         while (path := self._paths.get()) is not None:
-            try:
-                settle_now(path)
-            except OSError as error:
-                _LOG.warning("%s is not on the disk yet: %s", path.name, error.strerror)
+            self._ending.wait(self._gather_s)
+            together = {path: None}
+            while not self._paths.empty() and (path := self._paths.get()) is not None:
+                together[path] = None
+            for each in together:
+                self._settle(each)
+            if path is None:
+                return
+
+    def _settle(self, path: Path) -> None:
+        try:
+            settle_now(path)
+        except OSError as error:
+            _LOG.warning("%s is not on the disk yet: %s", path.name, error.strerror)
 
     async def __aenter__(self) -> Self:
         """Return itself."""
@@ -66,6 +83,7 @@ class Settler:
     ) -> None:
         """Sync the rest, for as long as patience lasts."""
         if self._thread is not None:
+            self._ending.set()
             self._paths.put(None)
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._thread.join, self._patience_s)

@@ -67,3 +67,11 @@ async def test_a_disk_that_fails_does_not_stop_the_others(
         settler.later(tmp_path / "file")
     assert "file" in synced
     assert "link is not on the disk yet" in caplog.text
+
+
+async def test_what_comes_in_a_short_time_is_synced_once(tmp_path: Path, synced: list[str]) -> None:
+    (tmp_path / "record").write_text("x")
+    async with Settler(gather_s=60) as settler:
+        for _ in range(50):
+            settler.later(tmp_path / "record")
+    assert synced == ["record", tmp_path.name]
