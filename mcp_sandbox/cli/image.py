@@ -2,16 +2,16 @@
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import asdict
-from typing import NamedTuple
 
 from anyio import to_thread
 
 from mcp_sandbox.app import DEFAULT_PROVIDER
-from mcp_sandbox.cli.options import add_json, parser
+from mcp_sandbox.cli.options import add_json
 from mcp_sandbox.cli.running import run
 from mcp_sandbox.cli.tables import print_json, print_table
+from mcp_sandbox.cli.verbs import Verb, read_verb
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.provider import Provider
@@ -30,28 +30,10 @@ A sandbox from an image sees nothing of this machine but the project. What a nam
 means is copied once; sandboxes share it, and keep it when the name is removed."""
 
 
-class _Verb(NamedTuple):
-    summary: str
-    example: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    carry_out: Callable[[Provider, argparse.Namespace], Awaitable[int]]
-
-
 def main(arguments: list[str]) -> int:
     """Carry out one of the verbs."""
-    verb = _VERBS.get(arguments[0]) if arguments else None
-    if verb is None:
-        reader = parser("image", "Build, import, list and remove images.", _EXAMPLE)
-        reader.add_argument(
-            "verb", choices=_VERBS, help="; ".join(f"{name}: {v.summary}" for name, v in _VERBS.items())
-        )
-        reader.parse_args(arguments)
-        raise AssertionError("argparse accepts a verb that is none")
-    summary = f"{verb.summary[0].upper()}{verb.summary[1:]}."
-    reader = parser(f"image {arguments[0]}", summary, f"  mcp-sandbox image {verb.example}")
-    verb.add_options(reader)
-    reader.add_argument("--provider", metavar="NAME", help="whose images these are (default: local)")
-    options = reader.parse_args(arguments[1:])
+    summary = "Build, import, list and remove images."
+    verb, options = read_verb("image", summary, _EXAMPLE, _VERBS, _add_provider, arguments)
     options.project = None
     return run(
         options,
@@ -59,7 +41,11 @@ def main(arguments: list[str]) -> int:
     )
 
 
-async def _on_provider(opening: Awaitable[Provider], verb: _Verb, options: argparse.Namespace) -> int:
+def _add_provider(reader: argparse.ArgumentParser) -> None:
+    reader.add_argument("--provider", metavar="NAME", help="whose images these are (default: local)")
+
+
+async def _on_provider(opening: Awaitable[Provider], verb: Verb[Provider], options: argparse.Namespace) -> int:
     return await verb.carry_out(await opening, options)
 
 
@@ -126,12 +112,12 @@ async def _rm(provider: Provider, options: argparse.Namespace) -> int:
     return status
 
 
-_VERBS = {
-    "build": _Verb(
+_VERBS: dict[str, Verb[Provider]] = {
+    "build": Verb(
         "build one from a distribution's packages, with debootstrap", "build --from debian:bookworm --packages git",
         _build_options, _build,
     ),
-    "import": _Verb("copy a directory or an archive", "import rootfs.tar.gz --name mine", _import_options, _import),
-    "list": _Verb("list images", "list --json", add_json, _list),
-    "rm": _Verb("forget images; sandboxes that started from them go on", "rm mine", _rm_options, _rm),
+    "import": Verb("copy a directory or an archive", "import rootfs.tar.gz --name mine", _import_options, _import),
+    "list": Verb("list images", "list --json", add_json, _list),
+    "rm": Verb("forget images; sandboxes that started from them go on", "rm mine", _rm_options, _rm),
 }  # fmt: skip

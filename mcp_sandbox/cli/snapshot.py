@@ -2,13 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
-from mcp_sandbox.cli.options import add_json, add_sandbox, add_scope, parser
+from mcp_sandbox.cli.options import add_json, add_sandbox, add_scope
 from mcp_sandbox.cli.running import run, tell
 from mcp_sandbox.cli.snapshot_files import export, export_options, import_, import_options, verify, verify_options
 from mcp_sandbox.cli.tables import print_json, print_table
+from mcp_sandbox.cli.verbs import Verb, read_verb
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.paths import display
 from mcp_sandbox.service.quantities import local_time, size
@@ -25,30 +24,12 @@ _EXAMPLE = """\
 _SHORT = 12
 
 
-class _Verb(NamedTuple):
-    summary: str
-    example: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    carry_out: Callable[[SandboxService, argparse.Namespace], Awaitable[int]]
+_SUMMARY = "Create, list, restore and delete snapshots; export, import and verify them as files."
 
 
 def main(arguments: list[str]) -> int:
     """Carry out one of the verbs."""
-    verb = _VERBS.get(arguments[0]) if arguments else None
-    if verb is None:
-        reader = parser(
-            "snapshot", "Create, list, restore and delete snapshots; export, import and verify them as files.", _EXAMPLE
-        )
-        reader.add_argument(
-            "verb", choices=_VERBS, help="; ".join(f"{name}: {v.summary}" for name, v in _VERBS.items())
-        )
-        reader.parse_args(arguments)
-        raise AssertionError("argparse accepts a verb that is none")
-    summary = f"{verb.summary[0].upper()}{verb.summary[1:]}."
-    reader = parser(f"snapshot {arguments[0]}", summary, f"  mcp-sandbox snapshot {verb.example}")
-    verb.add_options(reader)
-    add_scope(reader)
-    options = reader.parse_args(arguments[1:])
+    verb, options = read_verb("snapshot", _SUMMARY, _EXAMPLE, _VERBS, add_scope, arguments)
     return run(options, lambda sandboxes: verb.carry_out(sandboxes, options))
 
 
@@ -141,24 +122,24 @@ async def _delete(sandboxes: SandboxService, options: argparse.Namespace) -> int
     return status
 
 
-_VERBS = {
-    "create": _Verb("keep the state of a sandbox, and print its id", 'create --note "x"', _create_options, _create),
-    "list": _Verb(
+_VERBS: dict[str, Verb[SandboxService]] = {
+    "create": Verb("keep the state of a sandbox, and print its id", 'create --note "x"', _create_options, _create),
+    "list": Verb(
         "list snapshots under their parents, with the sandboxes that go on from each; * marks this project's own",
         "list",
         _list_options,
         _list,
     ),
-    "restore": _Verb(
+    "restore": Verb(
         f"put a state back; what was there is kept as a snapshot, of each sandbox the newest {KEPT_BEFORE_RESTORES}",
         "restore 1f2e3d src/app.py",
         _restore_options,
         _restore,
     ),
-    "delete": _Verb("delete snapshots for good", "delete 1f2e3d 9c8b7a", _delete_options, _delete),
-    "export": _Verb("write a snapshot into one file", "export 1f2e3d work.snapshot", export_options, export),
-    "import": _Verb("take in a snapshot from a file; print its id", "import work.snapshot", import_options, import_),
-    "verify": _Verb(
+    "delete": Verb("delete snapshots for good", "delete 1f2e3d 9c8b7a", _delete_options, _delete),
+    "export": Verb("write a snapshot into one file", "export 1f2e3d work.snapshot", export_options, export),
+    "import": Verb("take in a snapshot from a file; print its id", "import work.snapshot", import_options, import_),
+    "verify": Verb(
         "check snapshots or files to the last byte; exit status 1 if something is wrong",
         "verify",
         verify_options,
