@@ -5,8 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from anyio import to_thread
 
+from mcp_sandbox.core.errors import ProviderUnavailableError
 from mcp_sandbox.core.exec import ExecRequest, Exited
 from mcp_sandbox.core.files import ReadRequest, WriteRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -19,7 +21,7 @@ from mcp_sandbox.store.record import Owner, SandboxRecord
 from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore
 
-__all__ = ["Server", "World", "content", "put", "run"]
+__all__ = ["Server", "World", "content", "put", "run", "working_server"]
 
 
 def _unwrapped(provider: Provider) -> Provider:
@@ -98,6 +100,20 @@ class World:
             max_sandboxes=max_sandboxes,
         ) as sandboxes:
             yield Server(sandboxes, SnapshotService(sandboxes))
+
+
+@asynccontextmanager
+async def working_server(world: World) -> AsyncGenerator[Server]:
+    """Start a server with its default sandbox and destroy all that it has at the end; skip where the engine cannot."""
+    async with world.server() as opened:
+        try:
+            live = await opened.sandboxes.open()
+        except ProviderUnavailableError as error:
+            pytest.skip(str(error))
+        yield opened
+        for summary in await opened.sandboxes.list():
+            await opened.sandboxes.destroy(summary.record.id)
+        assert live.record.id
 
 
 async def put(sandbox: Sandbox, path: str, text: str, mode: int | None = None) -> None:

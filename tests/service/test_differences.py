@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from sandbox_world import Server, World, put
+from sandbox_world import Server, World, put, working_server
 
 from mcp_sandbox.core.capability import Capabilities, Isolation
 from mcp_sandbox.core.delegation import DelegatingProvider
-from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, ProviderUnavailableError, UnsupportedError
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from mcp_sandbox.service.differences import compare
 
 __all__: list[str] = []
@@ -16,14 +16,8 @@ __all__: list[str] = []
 
 @pytest.fixture(params=["memory", "local"])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Server]:
-    async with World.make(tmp_path, request.param).server() as opened:
-        try:
-            await opened.sandboxes.open()
-        except ProviderUnavailableError as error:
-            pytest.skip(str(error))
+    async with working_server(World.make(tmp_path, request.param)) as opened:
         yield opened
-        for summary in await opened.sandboxes.list():
-            await opened.sandboxes.destroy(summary.record.id)
 
 
 async def _paths(server: Server, *states: str, handle: str = "", paths: tuple[str, ...] = ("",)) -> list[str]:

@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from sandbox_world import Server, World, content, put
+from sandbox_world import Server, World, content, put, working_server
 
 from mcp_sandbox.core.capability import Capabilities
 from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
-from mcp_sandbox.core.errors import InvalidRequestError, ProviderUnavailableError, StateError, UnsupportedError
+from mcp_sandbox.core.errors import InvalidRequestError, StateError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.service.forking import fork
@@ -24,14 +24,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 @pytest.fixture
 async def server(world: World) -> AsyncGenerator[Server]:
-    async with world.server() as opened:
-        try:
-            await opened.sandboxes.open()
-        except ProviderUnavailableError as error:
-            pytest.skip(str(error))
+    async with working_server(world) as opened:
         yield opened
-        for summary in await opened.sandboxes.list():
-            await opened.sandboxes.destroy(summary.record.id)
 
 
 async def _engines(world: World) -> int:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_world import Server, World, content, put
+from sandbox_world import Server, World, content, put, working_server
 
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, ProviderUnavailableError, UnsupportedError
 from mcp_sandbox.core.files import ListRequest, MkdirRequest, StatRequest
@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Have that happen here, not in the tests that come after."""
+    """What only the collector closes fails the test that left it open, not one that comes after."""
     yield
     gc.collect()
 
@@ -43,14 +43,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 @pytest.fixture
 async def server(world: World) -> AsyncGenerator[Server]:
-    async with world.server() as opened:
-        try:
-            await opened.sandboxes.open()
-        except ProviderUnavailableError as error:
-            pytest.skip(str(error))
+    async with working_server(world) as opened:
         yield opened
-        for summary in await opened.sandboxes.list():
-            await opened.sandboxes.destroy(summary.record.id)
 
 
 async def _census(sandbox: Sandbox) -> dict[str, object]:

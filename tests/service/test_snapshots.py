@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from sandbox_world import Server, World, content, put
+from sandbox_world import Server, World, content, put, working_server
 
 from mcp_sandbox.core.capability import Capabilities
 from mcp_sandbox.core.delegation import DelegatingProvider, DelegatingSandbox
@@ -13,7 +13,6 @@ from mcp_sandbox.core.errors import (
     InvalidRequestError,
     NotFoundError,
     ProviderError,
-    ProviderUnavailableError,
     SnapshotCorruptError,
     UnsupportedError,
 )
@@ -39,15 +38,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 @pytest.fixture
 async def server(world: World) -> AsyncGenerator[Server]:
-    async with world.server() as opened:
-        try:
-            live = await opened.sandboxes.open()
-        except ProviderUnavailableError as error:
-            pytest.skip(str(error))
+    async with working_server(world) as opened:
         yield opened
-        for summary in await opened.sandboxes.list():
-            await opened.sandboxes.destroy(summary.record.id)
-        assert live.record.id
 
 
 @pytest.fixture
