@@ -10,6 +10,9 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
+from tests.containers.base_image import why_no_base
+from tests.containers.engines import Dockerd, Podman
+
 __all__: list[str] = []
 
 # How long an example takes says how busy the machine is, not whether the code is right.
@@ -61,3 +64,21 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="mcp-sandbox-test-", dir=place))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Dockerd]:
+    """A docker daemon of our own, with runsc where it is installed."""
+    if reason := Dockerd.why_not() or why_no_base():
+        pytest.skip(reason)
+    with Dockerd() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Podman]:
+    """Podman's service, rootless unless root runs the tests."""
+    if reason := Podman.why_not() or why_no_base():
+        pytest.skip(reason)
+    with Podman() as engine:
+        yield engine

@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from docker_world import DockerGuest, DockerWorld, docker_works
+from docker_guest import DockerGuest
 from guest_world import Guest, NamespacedGuest, namespaces_work
 
 from mcp_sandbox.engines.carrier import GuestCarrier
+from tests.containers.engines import Dockerd
 
 __all__: list[str] = []
 
@@ -14,18 +15,9 @@ CARRIERS = ("local", "stream", "stdio", "docker")
 
 
 @pytest.fixture(scope="session")
-def docker_world() -> Iterator[DockerWorld]:
-    """A docker daemon of our own, with an image of a few programs and one of nothing."""
-    if reason := docker_works():
-        pytest.skip(reason)
-    with DockerWorld() as world:
-        yield world
-
-
-@pytest.fixture(scope="session")
-def docker_guest(docker_world: DockerWorld) -> Iterator[DockerGuest]:
+def docker_guest(dockerd: Dockerd) -> Iterator[DockerGuest]:
     """A container that every test shares, each one with its own connection."""
-    with DockerGuest(docker_world, docker_world.programs, grace_ms=600_000) as guest:
+    with DockerGuest(dockerd, dockerd.base, grace_ms=600_000) as guest:
         yield guest
 
 

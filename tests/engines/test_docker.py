@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import anyio
 import pytest
 from command_record import run, shell, start
-from docker_world import DockerGuest, DockerWorld
+from docker_guest import DockerGuest
 from guest_world import AGENT
 
 from mcp_sandbox.core.files import ListRequest, ReadRequest, WriteRequest
 from mcp_sandbox.core.streams import read_all
 from mcp_sandbox.engines.guest_files import list_tree, read_file, write_file
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
+from tests.containers.engines import NOTHING, Dockerd
 
 __all__: list[str] = []
 
@@ -20,9 +21,9 @@ GRACE_MS = 1500
 
 
 @pytest.fixture
-def short_lived(docker_world: DockerWorld) -> Iterator[DockerGuest]:
+def short_lived(dockerd: Dockerd) -> Iterator[DockerGuest]:
     """A container that stops soon after its last connection."""
-    with DockerGuest(docker_world, docker_world.programs, grace_ms=GRACE_MS) as guest:
+    with DockerGuest(dockerd, dockerd.base, grace_ms=GRACE_MS) as guest:
         yield guest
 
 
@@ -35,8 +36,8 @@ async def stopped(guest: DockerGuest) -> float:
     return time.monotonic() - began
 
 
-async def test_an_image_of_nothing_has_commands_and_files(docker_world: DockerWorld) -> None:
-    with DockerGuest(docker_world, docker_world.nothing, grace_ms=5000) as guest:
+async def test_an_image_of_nothing_has_commands_and_files(dockerd: Dockerd) -> None:
+    with DockerGuest(dockerd, NOTHING, grace_ms=5000) as guest:
         async with guest.connected() as carrier:
             done = await run(carrier, f"{AGENT}/guest")
             assert (done.result.exit_code, done.errors[:12]) == (2, b"usage: guest")
@@ -78,9 +79,9 @@ async def test_a_stopped_container_starts_again_with_its_files(short_lived: Dock
         assert (await run(carrier, "cat", "/area/kept")).text() == b"data"
 
 
-async def test_docker_stop_ends_the_container_at_once(short_lived: DockerGuest, docker_world: DockerWorld) -> None:
+async def test_docker_stop_ends_the_container_at_once(short_lived: DockerGuest, dockerd: Dockerd) -> None:
     async with short_lived.connected() as carrier:
         with anyio.fail_after(5):
-            await anyio.to_thread.run_sync(lambda: docker_world.run("stop", short_lived.id))
+            await anyio.to_thread.run_sync(lambda: dockerd.run("stop", short_lived.id))
             while not carrier.closed:
                 await anyio.sleep(0.01)

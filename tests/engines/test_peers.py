@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 from command_record import drain, run, shell, start
-from docker_world import DockerGuest, DockerWorld
+from docker_guest import DockerGuest
 from guest_world import AGENT, Guest, NamespacedGuest, namespaces_work
 
 from mcp_sandbox.core.errors import SandboxGoneError
@@ -18,6 +18,7 @@ from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting
 from mcp_sandbox.engines.guest_files import read_file, write_file
 from mcp_sandbox.engines.guest_trees import unpack_tar
 from mcp_sandbox.guest.wire import Type, fields
+from tests.containers.engines import Dockerd
 
 __all__ = ["Restarting"]
 
@@ -26,8 +27,8 @@ __all__ = ["Restarting"]
 def shared(request: pytest.FixtureRequest) -> Iterator[Guest]:
     """An agent of the test's own that takes several connections."""
     if request.param == "docker":
-        world: DockerWorld = request.getfixturevalue("docker_world")
-        with DockerGuest(world, world.programs, grace_ms=2000) as container:
+        engine: Dockerd = request.getfixturevalue("dockerd")
+        with DockerGuest(engine, engine.base, grace_ms=2000) as container:
             yield container
         return
     if reason := namespaces_work():
