@@ -8,7 +8,7 @@ from typing import Any
 from mcp_sandbox.cli.options import add_json, add_sandbox, add_scope, parser
 from mcp_sandbox.cli.running import run
 from mcp_sandbox.cli.tables import print_json
-from mcp_sandbox.core.differences import Action, Change, Side
+from mcp_sandbox.core.differences import Action, Change, Differences, Side
 from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.service.differences import LIVE, START, compare
 from mcp_sandbox.service.paths import display, resolve
@@ -16,7 +16,7 @@ from mcp_sandbox.service.quantities import size
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.unified import unified
 
-__all__ = ["main"]
+__all__ = ["main", "show"]
 
 _SUMMARY = """\
 Show what changed from A to B, each of them the id of a snapshot, `live` (the
@@ -67,8 +67,18 @@ async def _diff(sandboxes: SandboxService, options: argparse.Namespace) -> int:
         limit=_MOST,
         text_bytes=0 if options.stat or options.json else _TEXT_BYTES,
     )
+    show(found, options)
+    if options.paths and not found.changes and not found.unseen:
+        where = ", ".join(display(resolve(path)) for path in options.paths)
+        print(f"mcp-sandbox: taken for paths, at which nothing changed: {where}", file=sys.stderr)
+    return 0
+
+
+def show(found: Differences, options: argparse.Namespace) -> None:
+    """Print the changes as the options say, and on standard error what is missing of them."""
     if options.json:
-        print_json({"changes": [_facts(change) for change in found.changes], "truncated": found.truncated})
+        changes = [_facts(change) for change in found.changes]
+        print_json({"changes": changes, "truncated": found.truncated, "unseen": found.unseen})
     elif options.stat:
         for change in found.changes:
             print(_line(change))
@@ -76,12 +86,10 @@ async def _diff(sandboxes: SandboxService, options: argparse.Namespace) -> int:
     else:
         for change in found.changes:
             sys.stdout.write(unified(change))
-    if options.paths and not found.changes:
-        where = ", ".join(display(resolve(path)) for path in options.paths)
-        print(f"mcp-sandbox: taken for paths, at which nothing changed: {where}", file=sys.stderr)
+    for path in found.unseen:
+        print(f"mcp-sandbox: could not be looked at, so what changed is not known: {display(path)}", file=sys.stderr)
     if found.truncated:
         print("mcp-sandbox: there is more; name PATHs to see it", file=sys.stderr)
-    return 0
 
 
 def _line(change: Change) -> str:

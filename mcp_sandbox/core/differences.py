@@ -89,3 +89,5 @@ class Differences:
     changes: tuple[Change, ...]
     truncated: bool = False
     """Whether there is more than was asked for or can be carried."""
+    unseen: tuple[str, ...] = ()
+    """Paths that could not be looked at: what changed there, and below, is not known."""

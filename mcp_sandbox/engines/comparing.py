@@ -1,5 +1,6 @@
 """What changed between two stacks of layers, found by the guest agent's role `compare` without mounting anything."""
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -16,7 +17,7 @@ __all__ = ["compare_layers"]
 OUTPUT_BYTES: Final = 16 << 20
 TEXTS_BYTES: Final = 8 << 20
 RECORD: Final = struct.Struct("<BBBBIIQQIII")
-_CONTENT, _OWNER, _TEXT = 1, 4, 8
+_CONTENT, _OWNER, _TEXT, _UNSEEN = 1, 4, 8, 16
 _KINDS: Final = {
     "f": FileKind.FILE,
     "d": FileKind.DIRECTORY,
@@ -48,17 +49,27 @@ async def compare_layers(
     identity = engine.identity
     arguments = [
         engine.marks, str(limit), str(OUTPUT_BYTES), str(text_bytes), str(TEXTS_BYTES if text_bytes else 0),
-        str(identity.start), str(identity.count), str(len(paths)), *(path.rstrip("/") or "/" for path in paths),
+        str(identity.start), str(identity.count),
     ]  # fmt: skip
     for volume, target in VOLUMES.items():
         arguments.append(target)
         for stack in (before, after):
             layers = _layers(engine, stack, volume)
             arguments += [str(len(layers)), *layers]
-    changes = list(_parsed(await engine.launcher.run("compare", *arguments)))
-    complete = bool(changes) and changes[-1] is None
-    found = sorted((change for change in changes if change is not None), key=lambda change: change.path)
-    return Differences(changes=tuple(found), truncated=not complete)
+    asked = sorted({os.fsencode(path.rstrip("/") or "/") for path in paths})
+    output = await engine.launcher.run("compare", *arguments, data=b"".join(path + b"\0" for path in asked))
+    changes: list[Change] = []
+    unseen: set[str] = set()
+    complete = False
+    for found in _parsed(output):
+        if isinstance(found, Change):
+            changes.append(found)
+        elif isinstance(found, str):
+            unseen.add(found)
+        else:
+            complete = True
+    changes.sort(key=lambda change: change.path)
+    return Differences(changes=tuple(changes), truncated=not complete, unseen=tuple(sorted(unseen)))
 
 
 def _layers(engine: EmbeddedEngine, stack: StoredSnapshot, volume: str) -> list[str]:
@@ -72,13 +83,13 @@ def _layers(engine: EmbeddedEngine, stack: StoredSnapshot, volume: str) -> list[
     return [*layers, f"{base}/root"]
 
 
-def _parsed(data: bytes) -> Iterator[Change | None]:
-    """Yield the changes, and `None` at the end if that is all there is."""
+def _parsed(data: bytes) -> Iterator[Change | str | None]:
+    """Yield the changes, paths that could not be looked at, and `None` at the end if that is all there is."""
     at = 0
     while at + RECORD.size <= len(data):
         old, new, what, _, old_mode, new_mode, old_size, new_size, *lengths = RECORD.unpack_from(data, at)
         at += RECORD.size
-        if not old and not new:
+        if not old and not new and what != _UNSEEN:
             if not what:
                 yield None
             return
@@ -86,9 +97,13 @@ def _parsed(data: bytes) -> Iterator[Change | None]:
         for length in lengths:
             pieces.append(data[at : at + length])
             at += length
+        path = pieces[0].decode("utf-8", "surrogateescape")
+        if what == _UNSEEN:
+            yield path
+            continue
         texts = pieces[1:] if what & _TEXT else [None, None]
         yield Change(
-            path=pieces[0].decode("utf-8", "surrogateescape"),
+            path=path,
             before=_side(old, old_mode, old_size, texts[0]),
             after=_side(new, new_mode, new_size, texts[1]),
             content_differs=bool(what & _CONTENT),

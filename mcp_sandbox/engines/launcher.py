@@ -94,7 +94,7 @@ class Launcher:
         with anyio.CancelScope(shield=True):
             await asyncio.to_thread(os.waitpid, self._pid, 0)
 
-    async def run(self, *arguments: str) -> bytes:
+    async def run(self, *arguments: str, data: bytes = b"") -> bytes:
         """Run one of the guest agent's host-side roles (`copy`, `compare`, ...) to its end; return what it said.
 
         Cancelling kills it: what it was making has no name yet, and what it was removing is in the trash.
@@ -102,7 +102,7 @@ class Launcher:
         Raises:
             ProviderError: It failed; says with which words.
         """
-        role = _Role([f"/proc/self/fd/{self._program}", *arguments], self._store, self._program)
+        role = _Role([f"/proc/self/fd/{self._program}", *arguments], self._store, self._program, data)
         try:
             done = await asyncio.to_thread(role.run)
         except asyncio.CancelledError:
@@ -175,8 +175,8 @@ class Launcher:
 class _Role:
     """One run of the guest agent on the host, by a thread; another one may end it."""
 
-    def __init__(self, command: Sequence[str], directory: Path, program: int) -> None:
-        self._command, self._directory, self._program = command, directory, program
+    def __init__(self, command: Sequence[str], directory: Path, program: int, data: bytes) -> None:
+        self._command, self._directory, self._program, self._data = command, directory, program, data
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
 
@@ -187,14 +187,14 @@ class _Role:
             cwd=self._directory,
             env={},
             pass_fds=(self._program,),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if self._data else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as process:
             self._process = process
             if self._killed:
                 process.kill()
-            output, errors = process.communicate()
+            output, errors = process.communicate(self._data or None)
         return subprocess.CompletedProcess(self._command, process.returncode, output, errors)
 
     def kill(self) -> None:

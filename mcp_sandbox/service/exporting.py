@@ -244,7 +244,7 @@ async def _left_out(
             found = await provider.diff(request)
         except UnsupportedError:
             return [_FROM_IMAGE]
-    left_out: list[str] = []
+    left_out = [f"{path} (could not be looked at)" for path in found.unseen]
     for change in found.changes:
         inside = any(f"{change.path}/".startswith(f"{root}/") for root in roots)
         known = left_out and change.path.startswith(f"{left_out[-1]}/")

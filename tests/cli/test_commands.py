@@ -1,5 +1,6 @@
 """`ls`, `rm`, `snapshot` and `doctor`."""
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -8,6 +9,9 @@ from typing import Any
 
 import pytest
 from command_line import CommandLine
+
+from mcp_sandbox.cli.diff import show
+from mcp_sandbox.core.differences import Differences
 
 __all__: list[str] = []
 
@@ -78,6 +82,15 @@ def test_b070_diff_shows_what_changed_in_a_form_that_git_takes(machine: CommandL
     (change,) = _json(machine, "diff", newest[:8], "live", "link")["changes"]
     assert (change["path"], change["action"], change["before"]) == ("/workspace/link", "added", None)
     assert machine.say("diff", "live", "live", "--stat") == "nothing changed\n"
+
+
+@pytest.mark.parametrize("form", ["--stat", "--json", ""])
+def test_diff_names_what_could_not_be_looked_at(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(json=form == "--json", stat=form == "--stat")
+    show(Differences(changes=(), unseen=("/usr/share/locked\n",)), options)
+    shown = capsys.readouterr()
+    assert shown.err == "mcp-sandbox: could not be looked at, so what changed is not known: $'/usr/share/locked\\n'\n"
+    assert ("locked" in shown.out) == (form == "--json")
 
 
 def test_diff_says_what_it_took_for_a_path(machine: CommandLine) -> None:

@@ -120,9 +120,12 @@ bool has_part(const struct place *p, const struct part *part) {
 
 int *open_place(const struct stack *s, const struct place *p) {
   int *fds = room_for(sizeof(int) * (size_t)p->count);
-  for (int i = 0; i < p->count; i++) fds[i] = open_node(s->root[p->part[i].layer], p->part[i].at);
+  for (int i = 0; i < p->count; i++)
+    if ((fds[i] = open_node(s->root[p->part[i].layer], p->part[i].at)) < 0) fds[i] = -errno;
   return fds;
 }
+
+bool is_absence(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP; }
 
 void close_place(int *fds, const struct place *p) {
   for (int i = 0; i < p->count; i++)
@@ -132,48 +135,49 @@ void close_place(int *fds, const struct place *p) {
 
 /* ------------------------------------------------------------------------------------------------ names */
 
-void names_add(struct names *n, int dir) {
-  int fd = dir < 0 ? -1 : openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *d = fd < 0 ? NULL : fdopendir(fd);
-  if (!d) {
-    if (fd >= 0) close(fd);
-    return;
-  }
-  for (struct dirent *e; (e = readdir(d));) {
-    if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-    if (n->count == n->room) {
-      n->room = n->room ? n->room * 2 : 64;
-      n->name = realloc(n->name, n->room * sizeof *n->name);
-      if (!n->name) _exit(ENOMEM);
+static bool is_in(const int *dir, int count, const char *name) {
+  struct stat look;
+  for (int i = 0; i < count; i++)
+    if (fstatat(dir[i], name, &look, AT_SYMLINK_NOFOLLOW) == 0) return true;
+  return false;
+}
+
+const char *next_name(struct names *n) {
+  while (!n->error && n->at < n->count) {
+    if (!n->open) {
+      int fd = openat(n->dir[n->at], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (fd < 0 || !(n->open = fdopendir(fd))) n->error = errno;
+      if (n->error && fd >= 0) close(fd);
+      continue;
     }
-    if (!(n->name[n->count++] = strdup(e->d_name))) _exit(ENOMEM);
+    errno = 0;
+    struct dirent *e = readdir(n->open);
+    if (e && (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || is_in(n->dir, n->at, e->d_name))) continue;
+    if (e) return e->d_name;
+    n->error = errno;
+    closedir(n->open);
+    n->open = NULL;
+    n->at++;
   }
-  closedir(d);
+  return NULL;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
-void names_sort(struct names *n) {
-  size_t kept = 0;
-  if (n->count) qsort(n->name, n->count, sizeof *n->name, by_name);
-  for (size_t i = 0; i < n->count; i++) {
-    if (kept && !strcmp(n->name[kept - 1], n->name[i])) free(n->name[i]);
-    else n->name[kept++] = n->name[i];
-  }
-  n->count = kept;
-}
-
-void names_free(struct names *n) {
-  for (size_t i = 0; i < n->count; i++) free(n->name[i]);
-  free(n->name);
+void end_names(struct names *n) {
+  if (n->open) closedir(n->open);
 }
 
 /* ------------------------------------------------------------------------------------------------ looking up */
 
-const char *mark_of(const struct stack *s, int fd, const char *mark) {
+static void note_error(struct found *f) {
+  if (!f->error && !is_absence(errno)) f->error = errno;
+}
+
+/* The value of one of overlayfs's marks, "" if it is not there. */
+static const char *mark_of(const struct stack *s, int fd, const char *mark, struct found *f) {
   static char name[64], value[PATH_MAX];
   snprintf(name, sizeof name, "%s%s", s->prefix, mark);
   ssize_t n = fgetxattr(fd, name, value, sizeof value - 1);
+  if (n < 0 && errno != ENODATA && errno != EOPNOTSUPP) note_error(f);
   value[n > 0 ? n : 0] = 0;
   return value;
 }
@@ -190,24 +194,31 @@ static char kind_of(const struct stat *s) {
 /* What one directory has under one name. False: nothing, look further down; `closed` tells whether to look at all. */
 static bool look_into(const struct stack *s, int layer, int dir, struct node *above, const char *name, struct found *f) {
   struct stat look;
-  if (dir < 0 || fstatat(dir, name, &look, AT_SYMLINK_NOFOLLOW) < 0) return false;
+  if (dir < 0) return false;
+  if (fstatat(dir, name, &look, AT_SYMLINK_NOFOLLOW) < 0) {
+    note_error(f);
+    return false;
+  }
   char kind = kind_of(&look);
   if (kind != 'd') f->closed = true;
   if (kind == 'd' || !f->kind) {
     if (!f->kind) {
-      *f = (struct found){.kind = kind, .s = look, .layer = layer, .dir = dir, .closed = f->closed};
+      *f = (struct found){.kind = kind, .s = look, .layer = layer, .dir = dir, .closed = f->closed, .error = f->error};
       snprintf(f->name, sizeof f->name, "%s", name);
     }
     if (kind == 'd') add_part(&f->below, layer, node_below(above, name), &look);
   }
   if (kind != 'd') return true;
   int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return true;
-  if (!strcmp(mark_of(s, fd, "opaque"), "y")) {
+  if (fd < 0) {
+    note_error(f);
+    return true;
+  }
+  if (!strcmp(mark_of(s, fd, "opaque", f), "y")) {
     f->closed = true;
     f->redirect[0] = 0;
   } else {
-    const char *to = mark_of(s, fd, "redirect");
+    const char *to = mark_of(s, fd, "redirect", f);
     if (*to) snprintf(f->redirect, sizeof f->redirect, "%s", to);
   }
   close(fd);
@@ -222,23 +233,28 @@ static void look_along(const struct stack *s, int layer, struct found *f) {
   int dir = open_node(s->root[layer], NULL);
   struct node *at = NULL;
   struct stat look;
+  if (dir < 0) note_error(f);
   for (char *name = path + 1; dir >= 0 && *name;) {
     char *slash = strchr(name, '/');
     if (slash) *slash = 0;
     const char *rest = slash ? slash + 1 : "";
-    if (fstatat(dir, name, &look, AT_SYMLINK_NOFOLLOW) < 0) break;
+    if (fstatat(dir, name, &look, AT_SYMLINK_NOFOLLOW) < 0) {
+      note_error(f);
+      break;
+    }
     if (!S_ISDIR(look.st_mode)) {
       f->closed = true;
       break;
     }
     int inner = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (inner < 0) note_error(f);
     close(dir);
     if ((dir = inner) < 0) return;
     at = node_below(at, name);
     if (!slash) add_part(&f->below, layer, at, &look);
-    if (!strcmp(mark_of(s, dir, "opaque"), "y")) f->closed = true;
+    if (!strcmp(mark_of(s, dir, "opaque", f), "y")) f->closed = true;
     else {
-      const char *to = mark_of(s, dir, "redirect");
+      const char *to = mark_of(s, dir, "redirect", f);
       if (*to == '/') {
         snprintf(next, sizeof next, "%s%s%s", to, *rest ? "/" : "", rest);
         f->closed = false;

@@ -40,18 +40,21 @@ struct place stack_root(const struct stack *s);
 bool same_place(const struct place *a, const struct place *b);
 bool has_part(const struct place *p, const struct part *part);
 
-/* The directories of a place, open; -1 where one is not there any more. */
+/* The directories of a place, open; minus the errno where one could not be. */
 int *open_place(const struct stack *s, const struct place *p);
 void close_place(int *fds, const struct place *p);
+/* Whether an errno says only that something is not there (any more), and not that it could not be looked at. */
+bool is_absence(int error);
 
-/* Names in directories, sorted, each one once. */
+/* Names in open directories, each one once; nothing is kept of them, however many there are. */
 struct names {
-  char **name;
-  size_t count, room;
+  const int *dir;
+  int count, at;
+  void *open; /* a DIR */
+  int error;  /* the first one: names may be missing */
 };
-void names_add(struct names *n, int dir);
-void names_sort(struct names *n);
-void names_free(struct names *n);
+const char *next_name(struct names *n); /* NULL is the end, or an error */
+void end_names(struct names *n);
 
 /* What a name in a place shows. */
 struct found {
@@ -62,11 +65,9 @@ struct found {
   struct place below; /* of a directory; its parts are the caller's to free */
   bool closed;        /* nothing from below the stack would show through */
   char redirect[PATH_MAX]; /* where it goes on below the stack; "" is the same name */
+  int error;          /* the first one: the rest may not be as it is shown */
 };
 void look_up(const struct stack *s, const struct place *p, const int *fds, const char *name, struct found *f);
-
-/* The value of one of overlayfs's marks, "" if it is not there. */
-const char *mark_of(const struct stack *s, int fd, const char *mark);
 
 /* Work that is left, the newest first. */
 struct list {
