@@ -58,15 +58,21 @@ async def provider(tmp_path: Path) -> AsyncIterator[LocalProvider]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, provider: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> LayerStore:
-    """The same store, which takes layers for leftovers at once."""
-    monkeypatch.setattr(layer_store, "SETTLED_S", 0.0)
+def store(provider: LocalProvider) -> LayerStore:
+    """The same store."""
     engine: Any = getattr(provider, "_engine")  # noqa: B009 (private: what is looked at is on the disk)
     return engine.store
 
 
 async def _settled(provider: LocalProvider) -> None:
-    """Wait until nothing is merged or removed any more."""
+    """Wait until nothing is merged or removed any more, and layers that nobody names are gone, however young."""
+    await _merged(provider)
+    with pytest.MonkeyPatch.context() as patch:  # only while nobody makes a layer that is not named yet
+        patch.setattr(layer_store, "SETTLED_S", 0.0)
+        await _merged(provider)
+
+
+async def _merged(provider: LocalProvider) -> None:
     engine: Any = getattr(provider, "_engine")  # noqa: B009
     engine.sweep()
     with anyio.fail_after(HANG_S):
@@ -215,10 +221,41 @@ async def test_a_snapshot_taken_while_layers_are_merged_is_whole(provider: Local
         await put(sandbox, f"/workspace/{number}", b"%d" % number)
         taken.append(await sandbox.snapshot(FILES))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_settled, provider)
+        tasks.start_soon(_merged, provider)
         for content in taken[:: DEPTH // 4]:
             copy = await provider.restore(content, SandboxSpec(id=new_sandbox_id()))
             assert (await run(copy, "cat", "file")).stdout == b"%d" % taken.index(content)
             await sandbox.snapshot(FILES)
     await _settled(provider)
     assert len(_state(store, sandbox).layers) <= DEPTH
+
+
+LINK_STORM = """
+import os
+os.mkdir("storm")
+os.chdir("storm")
+open("first", "w").write("one file")
+for number in range(17000):
+    os.link("first", str(number))
+"""
+
+
+async def test_a_file_with_very_many_names_stays_one_file_when_layers_are_merged(
+    provider: LocalProvider, store: LayerStore
+) -> None:
+    """Each merge gave it as many names again, until the file system refused: then the stack could only grow."""
+    sandbox = await _new(provider)
+    assert (await run(sandbox, "python3", "-c", LINK_STORM)).exit_code == 0
+    first = await sandbox.snapshot(FILES)
+    await put(sandbox, "/workspace/other", b"x")
+    last = await sandbox.snapshot(FILES)
+    await provider.discard(first)
+    await _settled(provider)
+    (layer,) = store.load_snapshot(last.ref).layers
+    storm = store.root / "layers" / layer / "workspace" / "storm"
+    assert len({path.stat().st_ino for path in storm.iterdir()}) == 1
+    assert (storm / "16999").stat().st_nlink == 17001
+    copy = await provider.restore(last, SandboxSpec(id=new_sandbox_id()))
+    assert (await sh(copy, "cat storm/first storm/16999; ls storm | wc -l")).stdout == b"one fileone file17001\n"
+    await copy.aclose()
+    await provider.destroy(copy.id)

@@ -182,6 +182,7 @@ void probe_main(int count, char **argument) __attribute__((noreturn));
 /* layers.c: work on trees from outside */
 int layer_copy(const char *source, const char *target);
 int layer_remove(const char *path);
+int copy_one_file(int from, const char *name, int to); /* with all that belongs to it, under the same name */
 void open_many_files(void);
 /* What rename(2) does to a directory, where overlayfs refuses (EXDEV): copy beside the target, rename, remove. */
 int move_directory(int from, const char *source, int to, const char *target, unsigned flags);

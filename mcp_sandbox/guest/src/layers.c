@@ -56,25 +56,37 @@ static void copy_content(int from, int to, off_t size) {
 
 static void copy_directory(int from, int to, size_t length, int depth);
 
+static void copy_anew(int a, const struct stat *s, int to, const char *name) {
+  int b = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (b < 0) {
+    note(errno);
+    return;
+  }
+  copy_content(a, b, s->st_size);
+  copy_marks(a, b);
+  copy_times(b, s);
+  close(b);
+}
+
 static void copy_file(int from, const char *source, int to, const char *name) {
   struct stat s;
-  int a = openat(from, source, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), b = -1;
+  int a = openat(from, source, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (a < 0 || fstat(a, &s) < 0) note(errno);
   else if (!S_ISREG(s.st_mode)) note(EBUSY); /* somebody changes the tree meanwhile */
   else {
     const char *before = s.st_nlink > 1 ? first_path(&s, path) : NULL;
-    if (!before || linkat(top, before, to, name, 0) < 0) {
-      b = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-      if (b < 0) note(errno);
-      else {
-        copy_content(a, b, s.st_size);
-        copy_marks(a, b);
-        copy_times(b, &s);
-      }
-    }
+    if (!before || linkat(top, before, to, name, 0) < 0) copy_anew(a, &s, to, name);
   }
   if (a >= 0) close(a);
-  if (b >= 0) close(b);
+}
+
+int copy_one_file(int from, const char *name, int to) {
+  struct stat s;
+  int a = openat(from, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (a < 0 || fstat(a, &s) < 0) note(errno);
+  else copy_anew(a, &s, to, name);
+  if (a >= 0) close(a);
+  return failed;
 }
 
 static void copy_node(int from, const char *source, int to, const char *name, const struct stat *s) {

@@ -1,4 +1,4 @@
-/* Several layers as one. Files are linked, not copied: no layer that is frozen is ever written, so they may share them.
+/* Several layers as one. Files are linked, hardly ever copied: no layer that is frozen is ever written, so they may share them.
    Whiteouts, opaque directories and redirects stay what they are for the layers below. */
 #include "stacks.h"
 
@@ -6,6 +6,9 @@
 #include <sys/xattr.h>
 
 #define VALUE_MAX 65536
+/* File systems bound how many names a file may have (ext4: 65,000), and every merge adds as many as it finds. */
+#define NAMES_REMEMBERED 1000
+#define NAMES_SHARED 16000
 
 static const char *const of_the_layer[] = {"opaque", "redirect", "origin", "impure", "nlink", NULL};
 static const char *const volumes[] = {"root", "usr", "workspace", NULL};
@@ -34,10 +37,11 @@ static int set_mark(const struct stack *s, int fd, const char *mark, const char 
 static int copy_attributes(const struct stack *s, int from, int to) {
   static char names[VALUE_MAX], value[VALUE_MAX];
   ssize_t size = flistxattr(from, names, sizeof names);
+  if (size < 0 && errno != EOPNOTSUPP) return errno;
   for (ssize_t at = 0; at < size; at += (ssize_t)strlen(names + at) + 1) {
     if (is_mark_of_the_layer(names + at, s->prefix)) continue;
     ssize_t n = fgetxattr(from, names + at, value, sizeof value);
-    if (n >= 0 && fsetxattr(to, names + at, value, (size_t)n, 0) < 0 && errno != EPERM && errno != EOPNOTSUPP) return errno;
+    if (n < 0 || (fsetxattr(to, names + at, value, (size_t)n, 0) < 0 && errno != EPERM && errno != EOPNOTSUPP)) return errno;
   }
   return 0;
 }
@@ -49,10 +53,26 @@ static int set_look(int fd, const struct stat *look) {
   return futimens(fd, times) < 0 ? errno : 0;
 }
 
-static int merge_name(const struct stack *s, const struct directory *d, const int *fds, int to, const char *name,
-                      struct list **work) {
+/* A file with too many names is copied, once: what was one file stays one. */
+static int merge_file(const struct found *f, const struct node *above, int target, int to) {
+  const char *before = NULL;
+  if (f->s.st_nlink > NAMES_REMEMBERED) {
+    struct node *at = node_below((struct node *)above, f->name);
+    char *path = node_path(at);
+    before = first_path(&f->s, path);
+    free(path);
+    free(at);
+  }
+  if (before) return linkat(target, before, to, f->name, 0) < 0 ? errno : 0;
+  if (f->kind == 'f' && f->s.st_nlink > NAMES_SHARED) return copy_one_file(f->dir, f->name, to);
+  return linkat(f->dir, f->name, to, f->name, 0) < 0 ? errno : 0;
+}
+
+static int merge_name(const struct stack *s, const struct directory *d, const int *fds, int target, int to,
+                      const char *name, struct list **work) {
   static struct found f;
   look_up(s, &d->from, fds, name, &f);
+  if (f.error) return f.error;
   if (f.kind == 'd') {
     struct directory *below = room_for(sizeof *below);
     *below = (struct directory){node_below(d->at, name), f.below, f.s, f.closed, false, strdup(f.redirect)};
@@ -60,22 +80,20 @@ static int merge_name(const struct stack *s, const struct directory *d, const in
     return mkdirat(to, name, 0700) < 0 ? errno : 0;
   }
   if (f.kind == 'w') return mknodat(to, name, S_IFCHR, makedev(0, 0)) < 0 ? errno : 0;
-  return f.kind && linkat(f.dir, f.name, to, name, 0) < 0 ? errno : 0;
+  return f.kind ? merge_file(&f, d->at, target, to) : 0;
 }
 
-static int merge_directory(const struct stack *s, struct directory *d, int to, struct list **work) {
-  struct names names = {0};
+static int merge_directory(const struct stack *s, struct directory *d, int target, int to, struct list **work) {
   int *fds = open_place(s, &d->from), error = 0;
-  for (int i = 0; i < d->from.count; i++) {
-    if (fds[i] < 0) error = EIO;
-    names_add(&names, fds[i]);
-  }
-  names_sort(&names);
+  struct names names = {.dir = fds, .count = d->from.count};
+  for (int i = 0; i < d->from.count && !error; i++)
+    if (fds[i] < 0) error = -fds[i];
   if (!error && d->from.count) error = copy_attributes(s, fds[0], to);
   if (!error && d->closed) error = set_mark(s, to, "opaque", "y");
   else if (!error && d->redirect && *d->redirect) error = set_mark(s, to, "redirect", d->redirect);
-  for (size_t i = 0; i < names.count && !error; i++) error = merge_name(s, d, fds, to, names.name[i], work);
-  names_free(&names);
+  for (const char *name; !error && (name = next_name(&names));) error = merge_name(s, d, fds, target, to, name, work);
+  if (!error) error = names.error;
+  end_names(&names);
   close_place(fds, &d->from);
   return error;
 }
@@ -94,7 +112,7 @@ static int merge_volume(const struct stack *s, int target) {
     else {
       d->finished = true;
       push(&work, d); /* after what is below: that changes its time */
-      error = merge_directory(s, d, to, &work);
+      error = merge_directory(s, d, target, to, &work);
     }
     if (to >= 0) close(to);
   }
