@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 __all__ = ["EnduringSelector", "run_loop"]
 
 _Result = TypeVar("_Result")
+_SWITCH_S = 0.0005
+"""How long a thread that computes, for work behind the answers, keeps the loop waiting; Python's own is 5 ms."""
 
 
 class EnduringSelector(selectors.BaseSelector):
@@ -61,6 +63,7 @@ class EnduringSelector(selectors.BaseSelector):
 
 def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine to its end, as `asyncio.run` does."""
+    sys.setswitchinterval(_SWITCH_S)
     if sys.platform != "linux":
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(EnduringSelector())) as runner:

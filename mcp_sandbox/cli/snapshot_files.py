@@ -111,7 +111,7 @@ async def _file_faults(path: Path) -> list[str]:
 
 async def _snapshot_faults(sandboxes: SandboxService, prefix: str) -> list[str]:
     try:
-        stored = await to_thread.run_sync(sandboxes.find_snapshot, prefix)
+        stored = await sandboxes.snapshot(prefix)
     except SandboxError as error:
         return [f"{prefix[:_SHORT]}: {error}"]
     return [f"{stored.id[:_SHORT]}: {fault}" for fault in await verify_snapshot(sandboxes, stored)]

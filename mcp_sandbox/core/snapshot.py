@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import NewType
 
 from mcp_sandbox.core.capability import Facet
@@ -61,4 +62,9 @@ class Snapshot:
     @property
     def id(self) -> SnapshotId:
         """The digest of the canonical form."""
-        return SnapshotId(hashlib.sha256(self.canonical()).hexdigest())
+        return _id(self)
+
+
+@lru_cache(maxsize=1024)
+def _id(snapshot: Snapshot) -> SnapshotId:
+    return SnapshotId(hashlib.sha256(snapshot.canonical()).hexdigest())

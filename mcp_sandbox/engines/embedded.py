@@ -38,6 +38,8 @@ from mcp_sandbox.engines.squashing import squash
 __all__ = ["EmbeddedEngine"]
 
 BACKLOG_S: Final = 10.0
+SWEEP_SOON_S: Final = 0.2
+"""Behind the answer: a sweep reads the state of everything, and one serves all that came meanwhile."""
 
 
 class EmbeddedEngine:
@@ -52,6 +54,7 @@ class EmbeddedEngine:
         self._behind: set[asyncio.Task[None]] = set()
         self._sweeping = False
         self._swept = True
+        self._ending = anyio.Event()
 
     @property
     def marks(self) -> str:
@@ -89,6 +92,7 @@ class EmbeddedEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish what goes on behind the answers for a moment, then end the zygote."""
+        self._ending.set()
         await self.spares.aclose()
         with anyio.move_on_after(1, shield=True):
             await asyncio.gather(*self._behind, return_exceptions=True)
@@ -232,6 +236,8 @@ class EmbeddedEngine:
     async def _sweep(self) -> None:
         try:
             while not self._swept:
+                with anyio.move_on_after(SWEEP_SOON_S):
+                    await self._ending.wait()
                 self._swept = True
                 await squash(self.store, self.launcher, self.marks)
                 with contextlib.suppress(CapacityError):  # somebody takes layers into use all the time

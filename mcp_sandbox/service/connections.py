@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio
-from anyio import to_thread
 
 from mcp_sandbox.core.admission import weak_limits
 from mcp_sandbox.core.errors import NotFoundError, SandboxError, StateError
@@ -19,7 +18,7 @@ from mcp_sandbox.core.snapshot import NativeContent, SnapshotId
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.service.watched import WatchedSandbox
 from mcp_sandbox.store.atomic import alocked
-from mcp_sandbox.store.record import SandboxRecord
+from mcp_sandbox.store.record import Owner, SandboxRecord
 from mcp_sandbox.store.registry import Registry, Stamp
 
 __all__ = ["Connections", "LiveSandbox"]
@@ -66,7 +65,7 @@ class Connections:
         registry: Where the sandboxes are entered.
         providers: Opened by whoever made this.
         spec_of: What to create for a record.
-        content_of: The content of a snapshot for a provider; may block.
+        content_of: The content of a snapshot for a provider.
     """
 
     def __init__(
@@ -92,6 +91,14 @@ class Connections:
             return None
         return self._handed_out(connection)
 
+    def named(self, name: str, owner: Owner) -> SandboxRecord | None:
+        """Return the record of a connected sandbox of this name, if it has not changed since."""
+        for sandbox_id, connection in self._connections.items():
+            record = connection.live.record
+            if record.name == name and record.owner == owner:
+                return record if self._registry.stamp(sandbox_id) == connection.stamp else None
+        return None
+
     async def connect(self, record: SandboxRecord, *, is_new: bool = False) -> LiveSandbox | None:
         """Return a connection, made if there is none yet; `None` if the sandbox is gone, which forgets it.
 
@@ -116,7 +123,7 @@ class Connections:
     async def adopt(self, record: SandboxRecord, sandbox: Sandbox) -> LiveSandbox:
         """Return the connection of a sandbox that the engine made before it was entered, just now."""
         provider = await self._providers.get(record.provider)
-        seen = await to_thread.run_sync(self._registry.mark_created, record.id)
+        seen = self._registry.mark_created(record.id)
         return self._handed_out(self._entered(provider, _Found(sandbox, seen.record, seen.stamp)))
 
     def tell(self, sandbox_id: SandboxId, notice: str) -> None:
@@ -150,7 +157,7 @@ class Connections:
         """
         async with _held(self._registry, sandbox_id, wait_s):
             if self._registry.stamp(sandbox_id) is None:
-                await to_thread.run_sync(self._registry.get, sandbox_id)
+                self._registry.get(sandbox_id)
             yield
 
     def _handed_out(self, connection: _Connection) -> LiveSandbox:
@@ -192,7 +199,7 @@ class Connections:
         if connection is not None and self._registry.stamp(sandbox_id) == connection.stamp:
             return connection
         try:
-            seen = await to_thread.run_sync(self._registry.look, sandbox_id)
+            seen = self._registry.look(sandbox_id)
         except NotFoundError:
             seen = None
         if connection is None or seen is None:
@@ -209,12 +216,12 @@ class Connections:
         except SandboxError:
             if is_new:  # else the project would be tied for good to a provider whose name was mistyped
                 async with _held(self._registry, record.id, _CREATE_WAIT_S):
-                    if await to_thread.run_sync(self._registry.is_creating, record.id):
-                        await to_thread.run_sync(self._registry.remove, record.id)
+                    if self._registry.is_creating(record.id):
+                        await self._registry.remove(record.id)
             raise
 
     async def _found(self, provider: Provider, record: SandboxRecord, *, is_new: bool) -> _Found | None:
-        if not is_new and not await to_thread.run_sync(self._registry.is_creating, record.id):
+        if not is_new and not self._registry.is_creating(record.id):
             with suppress(NotFoundError):
                 return _Found(await provider.attach(record.id), record)
         # Somebody may be creating it, or have been killed while doing so; the lock tells them apart.
@@ -229,23 +236,23 @@ class Connections:
     async def _attached_or_created(self, provider: Provider, record: SandboxRecord, *, is_new: bool) -> _Found | None:
         if self._registry.stamp(record.id) is None:
             return None
-        if not is_new and not await to_thread.run_sync(self._registry.is_creating, record.id):
+        if not is_new and not self._registry.is_creating(record.id):
             try:
                 return _Found(await provider.attach(record.id), record)
             except NotFoundError:
                 _LOG.warning("sandbox %s: the engine does not have it any more", record.id)
-                await to_thread.run_sync(self._registry.remove, record.id)
+                await self._registry.remove(record.id)
                 return None
         sandbox: Sandbox | None = None
         try:
             sandbox = await self._made(provider, record)
-            seen = await to_thread.run_sync(self._registry.mark_created, record.id)
+            seen = self._registry.mark_created(record.id)
         except Exception:
             if sandbox is not None:
                 await _closed(sandbox)
                 with anyio.move_on_after(_CREATE_WAIT_S, shield=True):
                     await provider.destroy(record.id)
-            await to_thread.run_sync(self._registry.remove, record.id)
+            await self._registry.remove(record.id)
             raise
         return _Found(sandbox, seen.record, seen.stamp)
 
@@ -254,7 +261,7 @@ class Connections:
         try:
             if record.parent is None:
                 return await provider.create(spec)
-            content = await to_thread.run_sync(self._content_of, record.parent, record.provider)
+            content = self._content_of(record.parent, record.provider)
             return await provider.restore(content, spec)
         except NotFoundError as error:
             raise StateError(
@@ -276,7 +283,7 @@ async def _held(registry: Registry, sandbox_id: SandboxId, wait_s: float) -> Asy
         async with alocked(registry.lock(sandbox_id), wait_s=wait_s):
             yield
     except FileNotFoundError:
-        await to_thread.run_sync(registry.get, sandbox_id)
+        registry.get(sandbox_id)
         raise
 
 

@@ -57,7 +57,7 @@ class Contents:
         return self._provider if stored is None or stored.imported else stored.snapshot.native.provider
 
     def here(self, snapshot_id: SnapshotId, provider: str) -> NativeContent:
-        """Return the content that a provider has already. Blocks.
+        """Return the content that a provider has already.
 
         Raises:
             NotFoundError: It has none.
@@ -83,10 +83,10 @@ class Contents:
             NotFoundError: The portable form is gone.
             SnapshotCorruptError: The portable form was damaged.
         """
-        if (found := await to_thread.run_sync(self._found, stored, name)) is not None:
+        if (found := self._found(stored, name)) is not None:
             return found
         async with alocked(self._attachments.lock(), wait_s=_WAIT_S):
-            if (found := await to_thread.run_sync(self._found, stored, name)) is not None:  # made meanwhile
+            if (found := self._found(stored, name)) is not None:  # made meanwhile
                 return found
             file = await to_thread.run_sync(self._attachments.portable, stored.id)
             if file is None:

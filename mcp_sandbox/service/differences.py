@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from anyio import to_thread
-
 from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, StartState, State
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError
@@ -61,7 +59,7 @@ async def compare(
 
 async def _state(sandboxes: SandboxService, name: str, handle: str | None) -> tuple[str, State]:
     if name not in (LIVE, START):
-        stored = await to_thread.run_sync(sandboxes.find_snapshot, name)
+        stored = await sandboxes.snapshot(name)
         provider = sandboxes.contents.provider_of(stored)
         return provider, await sandboxes.contents.of(stored, provider)
     record = await sandboxes.find(handle)

@@ -77,7 +77,7 @@ async def export_snapshot(
         NotFoundError: There is no such snapshot.
         InvalidRequestError: There is a file, or a path cannot be carried; nothing was written.
     """
-    stored = await to_thread.run_sync(sandboxes.find_snapshot, prefix)
+    stored = await sandboxes.snapshot(prefix)
     if not replace_file and await to_thread.run_sync(os.path.lexists, target):
         raise _is_there(target)
     name = sandboxes.contents.provider_of(stored)
@@ -289,7 +289,7 @@ def _checked(file: IO[bytes]) -> Archive:
 
 async def _known(sandboxes: SandboxService, snapshot_id: SnapshotId) -> StoredSnapshot | None:
     try:
-        return await to_thread.run_sync(sandboxes.find_snapshot, snapshot_id)
+        return await sandboxes.snapshot(snapshot_id)
     except NotFoundError:
         return None
 

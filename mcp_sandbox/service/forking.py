@@ -39,7 +39,7 @@ async def fork(sandboxes: SandboxService, handle: str | None = None, *, count: i
     """
     async with using(sandboxes, handle) as live:
         records = sandboxes.records_like(live.record, name, count)
-        await sandboxes.require_room(count)
+        sandboxes.require_room(count)
         if not live.sandbox.capabilities.supports(Verb.FORK):
             raise unsupported(live.record.provider, Verb.FORK)
         async with sandboxes.exclusively(live.record):

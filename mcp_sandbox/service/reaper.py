@@ -83,7 +83,7 @@ class Reaper:
                 _LOG.warning("leftovers of provider %s: %s", name, error)
         try:
             if not dry_run:
-                await to_thread.run_sync(self.registry.sweep)
+                await self.registry.sweep()
                 await to_thread.run_sync(self.snapshots.sweep)
             provider = await self.provider(name)
             remembered = Remembered(
@@ -128,7 +128,7 @@ class Reaper:
                     found.append(Leftover(kind="record", name=record.id, why="its creation was never finished"))
                     if not dry_run:
                         await (await self.provider(name)).destroy(record.id)
-                        await to_thread.run_sync(self.registry.remove, record.id)
+                        await self.registry.remove(record.id)
         return found
 
     async def _retired_content(self, name: str, dry_run: bool) -> "list[Leftover]":
@@ -179,7 +179,7 @@ class Reaper:
                     return False
                 with anyio.CancelScope(shield=True):
                     await provider.destroy(record.id)
-                    await to_thread.run_sync(self.registry.remove, record.id)
+                    await self.registry.remove(record.id)
                 return True
         return False
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 from anyio import to_thread
@@ -21,16 +21,16 @@ from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.service.announcing import about_another, about_configuration
+from mcp_sandbox.service.behind import Behind
 from mcp_sandbox.service.connections import Connections, LiveSandbox
 from mcp_sandbox.service.contents import Contents
 from mcp_sandbox.service.housekeeping import Housekeeping
 from mcp_sandbox.service.images import image_name
-from mcp_sandbox.service.lifetimes import require_room
 from mcp_sandbox.service.naming import check_new
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.service.summaries import SandboxSummary, summaries
 from mcp_sandbox.service.templates import new_record, spec_for
-from mcp_sandbox.store.identity import new_sandbox_id
+from mcp_sandbox.store.identity import ID_PATTERN, new_sandbox_id
 from mcp_sandbox.store.record import Owner, SandboxRecord, now
 from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
@@ -91,18 +91,21 @@ class SandboxService:
             registry=registry, snapshots=snapshots, providers=self._providers, connections=self._connections,
             principal=owner.principal,
         )  # fmt: skip
+        self.behind = Behind()
         self._default: SandboxId | None = None
         self._finding_default = anyio.Lock()  # of many first calls, one looks for the default sandbox
 
     async def __aenter__(self) -> Self:
         """Return itself."""
         await self._providers.__aenter__()
+        await self.behind.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Let go of everything; what exists goes on existing."""
+        await self.behind.__aexit__(None, None, None)
         await self._connections.close_all()
         await self._providers.__aexit__(None, None, None)
 
@@ -151,8 +154,8 @@ class SandboxService:
             raise InvalidRequestError(
                 "Sandbox not created", why="a snapshot brings all its files along, an image as well", fix="Give one"
             )
-        stored = await to_thread.run_sync(self.find_snapshot, from_snapshot) if from_snapshot else None
-        await self.require_room(count)
+        stored = await self.snapshot(from_snapshot) if from_snapshot else None
+        self.require_room(count)
         chosen = provider or self.contents.provider_of(stored)
         await self._providers.get(chosen)
         if stored is not None:
@@ -182,7 +185,7 @@ class SandboxService:
         """
         try:
             for record in records:
-                await to_thread.run_sync(self._registry.add, record)
+                await self._registry.add(record, most=self._max_sandboxes)
             return [
                 await self._connections.adopt(record, sandbox)
                 for record, sandbox in zip(records, sandboxes, strict=True)
@@ -193,7 +196,7 @@ class SandboxService:
                     await self._connections.close(record.id)
                     await sandbox.aclose()
                     await (await self._providers.get(record.provider)).destroy(record.id)
-                    await to_thread.run_sync(self._registry.remove, record.id)
+                    await self._registry.remove(record.id)
             raise
 
     async def _create_all(self, records: Sequence[SandboxRecord]) -> "list[LiveSandbox]":
@@ -204,7 +207,7 @@ class SandboxService:
         async def create(record: SandboxRecord, stop: Callable[[], None]) -> None:
             try:
                 async with limiter:
-                    await to_thread.run_sync(self._registry.add, record)
+                    await self._registry.add(record, most=self._max_sandboxes)
                     made[record.id] = await self._connected(record, is_new=True)
             except Exception as error:  # noqa: BLE001 (raised below, outside of the task group)
                 failures.append(error)
@@ -229,13 +232,13 @@ class SandboxService:
         records = await to_thread.run_sync(lambda: self._registry.list(principal=self.owner.principal, project=project))
         return await summaries(records, self._providers, self.owner, patience_s=self._patience_s)
 
-    async def require_room(self, count: int) -> None:
-        """Return if the project may have so many more sandboxes.
+    def require_room(self, count: int) -> None:
+        """Return if the project may have so many more sandboxes; others may make some before these are entered.
 
         Raises:
             CapacityError: It may not; names those that were not used for longest.
         """
-        await to_thread.run_sync(require_room, self._registry, self.owner, count, self._max_sandboxes)
+        self._registry.require_room(self.owner, count, self._max_sandboxes)
 
     async def find(self, handle: str | None = None) -> SandboxRecord | None:
         """Return the record that a handle means, without connecting; without one that of the default, if there is one.
@@ -245,7 +248,7 @@ class SandboxService:
             InvalidRequestError: The handle means several.
         """
         if handle:
-            return await to_thread.run_sync(self._find, handle)
+            return await self._found(handle)
         records = await to_thread.run_sync(
             lambda: self._registry.list(principal=self.owner.principal, project=self.owner.project)
         )
@@ -260,7 +263,7 @@ class SandboxService:
             handle: An id, a name or a unique prefix of an id.
             forget: Forget it even if its engine cannot be reached; what is there then stays there.
         """
-        record = await to_thread.run_sync(self._find, handle)
+        record = await self._found(handle)
         with anyio.CancelScope(shield=True):
             await self._destroy(record, forget=forget)
         return record
@@ -278,7 +281,7 @@ class SandboxService:
 
     async def note_parent(self, record: SandboxRecord, parent: SnapshotId | None) -> None:
         """Remember which snapshot a sandbox last took or was restored to."""
-        await to_thread.run_sync(lambda: self._registry.update(record.id, parent=parent))
+        await self._registry.update(record.id, parent=parent)
 
     async def provider(self, name: str) -> Provider:
         """Return an opened provider."""
@@ -292,10 +295,13 @@ class SandboxService:
                 there.setdefault(record.parent, []).append(record.name or record.id[:12])
         return there
 
-    def find_snapshot(self, prefix: str) -> StoredSnapshot:
-        """Return the snapshot whose id begins with `prefix`. Blocks; raises as `SnapshotStore.find`."""
-        project = None if self.everywhere else self.owner.project
-        return self.snapshots.find(prefix, principal=self.owner.principal, project=project)
+    async def snapshot(self, prefix: str) -> StoredSnapshot:
+        """Return the snapshot whose id begins with `prefix`; raises as `SnapshotStore.find`."""
+        whose: dict[str, Any] = {
+            "principal": self.owner.principal, "project": None if self.everywhere else self.owner.project,
+        }  # fmt: skip
+        stored = self.snapshots.only(prefix, **whose)
+        return stored or await to_thread.run_sync(lambda: self.snapshots.find(prefix, **whose))
 
     def spec_of(self, record: SandboxRecord) -> SandboxSpec:
         """Return what a sandbox is created from."""
@@ -306,7 +312,7 @@ class SandboxService:
         return self._spec(replace(record, id=new_sandbox_id()))
 
     async def _open(self, handle: str) -> LiveSandbox:
-        record = await to_thread.run_sync(self._find, handle)
+        record = await self._found(handle)
         return self._connections.cached(record.id) or await self._connected(record)
 
     async def _connected(self, record: SandboxRecord, *, is_new: bool = False) -> LiveSandbox:
@@ -325,7 +331,7 @@ class SandboxService:
                 return live
             gone = self._default
             for _ in range(_ATTEMPTS):
-                found = await to_thread.run_sync(self._registry.default_for, self.owner, self._new_default)
+                found = await self._registry.default_for(self.owner, self._new_default)
                 live = await self._connections.connect(found.record, is_new=found.is_new)
                 if live is not None:
                     return self._announced(live, gone)
@@ -347,7 +353,7 @@ class SandboxService:
                     if not forget:
                         raise
                     _LOG.warning("sandbox %s is forgotten, its engine was not told: %s", record.id, error)
-                await to_thread.run_sync(self._registry.remove, record.id)
+                await self._registry.remove(record.id)
         if scope.cancelled_caught:
             raise ProviderError(
                 f"Sandbox {record.id} not destroyed",
@@ -363,6 +369,12 @@ class SandboxService:
             notices += about_configuration(live.record, self._provider, self._template)
         self._default = live.record.id
         return replace(live, notices=tuple(notices)) if notices else live
+
+    async def _found(self, handle: str) -> SandboxRecord:
+        """Return the record that a handle means: at once by an id or the name of a connected sandbox, else searched."""
+        if (known := self._connections.named(handle, self.owner)) is not None:
+            return known
+        return self._find(handle) if ID_PATTERN.match(handle) else await to_thread.run_sync(self._find, handle)
 
     def _find(self, handle: str) -> SandboxRecord:
         principal, project = self.owner.principal, self.owner.project

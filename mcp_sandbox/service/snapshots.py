@@ -10,6 +10,7 @@ from anyio import to_thread
 from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.errors import InvalidRequestError, SandboxError
 from mcp_sandbox.core.provider import unsupported
+from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId, SnapshotRequest
 from mcp_sandbox.service.lineage import Branch, lineage
 from mcp_sandbox.service.partial import PartialRestore, chosen_paths
@@ -77,7 +78,10 @@ class SnapshotService:
         async with using(self._sandboxes, handle) as live:
             _require(live, Verb.SNAPSHOT)
             async with self._sandboxes.exclusively(live.record):
-                return Taken(sandbox=live, snapshot=await self._take(live, note))
+                taken = await self._take(live, note)
+                with anyio.CancelScope(shield=True):
+                    await self._note_parent(live, taken.id)
+                return Taken(sandbox=live, snapshot=taken)
 
     async def list(self, handle: str | None = None) -> Sequence[Branch]:
         """Return the snapshots of a sandbox, or without a handle of the whole project, as a forest, oldest first."""
@@ -127,7 +131,7 @@ class SnapshotService:
             SnapshotCorruptError: The record was damaged.
         """
         targets = chosen_paths(paths)
-        stored = await self._find(snapshot)
+        stored = await self._sandboxes.snapshot(snapshot)
         async with using(self._sandboxes, handle) as live:
             _require(live, Verb.SNAPSHOT)
             if not targets:
@@ -135,7 +139,8 @@ class SnapshotService:
             content = await self._sandboxes.contents.of(stored, live.record.provider)
             async with self._sandboxes.exclusively(live.record):
                 before = await self._replace(live, stored.id, content, targets)
-            await self._drop_old_states(live)
+        sandbox = live.record.id
+        self._sandboxes.behind.do(f"old states of {sandbox}", lambda: self._drop_old_states(sandbox))
         return Restored(sandbox=live, snapshot=stored.snapshot, before=before, paths=targets)
 
     async def _replace(
@@ -144,15 +149,20 @@ class SnapshotService:
         note = f"before restore to {snapshot[:8]}"
         if not targets:
             before = await self._take(live, note, before_restore=True)
-            await live.sandbox.restore(content)
-            with anyio.CancelScope(shield=True):
-                await self._note_parent(live, snapshot)
+            parent = before.id
+            try:
+                await live.sandbox.restore(content)
+                parent = snapshot
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._note_parent(live, parent)
             return before
         provider = await self._sandboxes.provider(live.record.provider)
         spec = self._sandboxes.new_spec(live.record)
         async with PartialRestore(provider, content, spec) as partial:
             await partial.fetch(targets)
             before = await self._take(live, note, before_restore=True)
+            await self._note_parent(live, before.id)
             await partial.put(live.sandbox)
             return before
 
@@ -162,7 +172,7 @@ class SnapshotService:
         Raises:
             NotFoundError: There is no such snapshot.
         """
-        stored = await self._find(snapshot)
+        stored = await self._sandboxes.snapshot(snapshot)
         await self._delete(stored)
         return stored.snapshot
 
@@ -170,19 +180,22 @@ class SnapshotService:
         natives = await to_thread.run_sync(self._store.natives, stored)
         with anyio.CancelScope(shield=True):
             # If we are killed in between, nobody is offered a snapshot without content, and the reaper goes on.
-            await to_thread.run_sync(self._store.retire, stored.id)
+            self._store.retire(stored.id)
             try:
                 for native in natives:
                     await self._discard(native)
             except BaseException:
-                await to_thread.run_sync(self._store.reinstate, stored.id)
+                self._store.reinstate(stored.id)
                 raise
             await to_thread.run_sync(self._store.delete, stored.id)
 
-    async def _drop_old_states(self, live: LiveSandbox) -> None:
-        """Delete what was kept before restores, but for the newest few and those that a sandbox goes on from."""
+    async def _drop_old_states(self, sandbox: SandboxId) -> None:
+        """Delete what was kept before restores, but for the newest few and those that a sandbox goes on from.
+
+        What a killed server leaves undone the next restore of that sandbox does.
+        """
         stored = await to_thread.run_sync(lambda: self._store.list(principal=self._principal, project=self._project))
-        kept = [each for each in stored if each.snapshot.sandbox == live.record.id and each.before_restore]
+        kept = [each for each in stored if each.snapshot.sandbox == sandbox and each.before_restore]
         if len(kept) <= KEPT_BEFORE_RESTORES:
             return
         in_use = await self._sandboxes.parents()
@@ -193,32 +206,19 @@ class SnapshotService:
                 except SandboxError as error:
                     _LOG.warning("snapshot %s was not deleted: %s", old.id[:12], error)
 
-    async def _find(self, prefix: str) -> StoredSnapshot:
-        return await to_thread.run_sync(self._sandboxes.find_snapshot, prefix)
-
     async def _take(self, live: LiveSandbox, note: str, *, before_restore: bool = False) -> Snapshot:
-        """Take a snapshot; the sandbox is held exclusively."""
+        """Take a snapshot and enter it; the sandbox is held exclusively."""
         record = await self._sandboxes.find(live.record.id) or live.record
         native = await live.sandbox.snapshot(SnapshotRequest())
         snapshot = Snapshot(sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native)
         stored = StoredSnapshot(snapshot=snapshot, owner=record.owner, before_restore=before_restore)
-        failures: list[Exception] = []
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep, stored, failures)
-                tasks.start_soon(self._note_parent, live, snapshot.id)
-            if failures:
-                await self._note_parent(live, record.parent)
-                raise failures[0]
-        return snapshot
-
-    async def _keep(self, stored: StoredSnapshot, failures: "list[Exception]") -> None:
         try:
-            await to_thread.run_sync(self._store.save, stored)
-        except Exception as error:  # noqa: BLE001 (raised by the caller, outside of the task group)
-            failures.append(error)
-            with anyio.move_on_after(_DISCARD_S):
-                await self._discard(stored.snapshot.native)
+            self._store.save(stored)
+        except BaseException:
+            with anyio.move_on_after(_DISCARD_S, shield=True):
+                await self._discard(native)
+            raise
+        return snapshot
 
     async def _note_parent(self, live: LiveSandbox, parent: SnapshotId | None) -> None:
         try:

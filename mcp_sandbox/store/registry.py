@@ -6,18 +6,21 @@ process that is killed at any point leaves the old state, the new one, or an unf
 
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError
+from anyio import to_thread
+
+from mcp_sandbox.core.errors import CapacityError, InvalidRequestError, NotFoundError, StateError
 from mcp_sandbox.core.sandbox import SandboxId
-from mcp_sandbox.store.atomic import UNFINISHED, Settle, locked, settle_now, sweep_unfinished, write_atomically
+from mcp_sandbox.store.atomic import UNFINISHED, Settle, alocked, settle_now, sweep_unfinished, write_atomically
 from mcp_sandbox.store.encoding import decode, encode
 from mcp_sandbox.store.identity import ID_PATTERN, ID_PREFIX
 from mcp_sandbox.store.record import Owner, SandboxRecord, timestamp
@@ -25,6 +28,7 @@ from mcp_sandbox.store.record import Owner, SandboxRecord, timestamp
 __all__ = ["DefaultRecord", "Registry", "Seen", "Stamp"]
 
 _LOG = logging.getLogger(__name__)
+_NAMED = 3
 _RECORD, _LOCK, _CREATING, _USED = "record.json", "lock", "creating", "used"
 
 
@@ -50,7 +54,9 @@ class Seen(NamedTuple):
 
 
 class Registry:
-    """Every method blocks for a fraction of a millisecond to a few; call them in a thread, except `stamp` and `touch`.
+    """What concerns one sandbox is done in place, in a fraction of a millisecond: a hop to a thread costs more.
+
+    `list` and `find` read the records of all sandboxes: call them in a thread.
 
     Args:
         directory: An existing private directory.
@@ -84,15 +90,34 @@ class Registry:
         with suppress(OSError):
             os.utime(self._directory / sandbox_id / _USED)
 
-    def add(self, record: SandboxRecord) -> None:
+    async def add(self, record: SandboxRecord, *, most: int | None = None) -> None:
         """Enter a sandbox that is about to be created.
+
+        Args:
+            record: What to enter.
+            most: How many its project may have then; any number without.
 
         Raises:
             StateError: The id is taken, or the name is, in the same project.
+            CapacityError: The project has as many already.
         """
-        with self._locked():
-            self._add(record)
+        async with self._locked():
+            if most is not None:
+                self.require_room(record.owner, 1, most)
+            await self._add(record)
         self._settle_entry(record.id)
+
+    def require_room(self, owner: Owner, count: int, most: int) -> None:
+        """Return if a project may have so many more sandboxes.
+
+        Raises:
+            CapacityError: It may not; names those that were not used for longest.
+        """
+        if len(os.listdir(self._directory)) + count <= most:  # noqa: PTH208 (all projects, and then some)
+            return
+        records = self.list(principal=owner.principal, project=owner.project)
+        if len(records) + count > most:
+            raise _full(records, count, most)
 
     def is_creating(self, sandbox_id: SandboxId) -> bool:
         """Whether the engine was never seen to have this sandbox."""
@@ -163,7 +188,7 @@ class Registry:
             )
         raise _no_such(handle, records)
 
-    def default_for(self, owner: Owner, make: Callable[[], SandboxRecord]) -> DefaultRecord:
+    async def default_for(self, owner: Owner, make: Callable[[], SandboxRecord]) -> DefaultRecord:
         """Return the default sandbox of a project, entering what `make` returns if there is none.
 
         However many processes ask at once, one of them enters it.
@@ -171,53 +196,54 @@ class Registry:
         Raises:
             StateError: There is one, but this version cannot read it.
         """
-        if (found := self._default(owner)) is not None:
+        if (found := await to_thread.run_sync(self._default, owner)) is not None:
             return DefaultRecord(found, is_new=False)
-        with self._locked():
+        async with self._locked():
             if (found := self._default(owner)) is not None:
                 return DefaultRecord(found, is_new=False)
             record = make()
-            self._add(record)
+            await self._add(record)
         self._settle_entry(record.id)
         return DefaultRecord(record, is_new=True)
 
-    def update(self, sandbox_id: SandboxId, **changes: object) -> SandboxRecord:
+    async def update(self, sandbox_id: SandboxId, **changes: object) -> SandboxRecord:
         """Change fields of a record and return it; fields that only newer versions know stay as they are.
 
         Raises:
             NotFoundError: There is no such sandbox (any more).
         """
-        with self._locked():
+        async with self._locked():
             record = replace(self.get(sandbox_id), **changes)
             path = self._directory / sandbox_id / _RECORD
-            sweep_unfinished(path.parent)
             write_atomically(path, encode({**decode(path.read_bytes()), **record.to_json()}), durable=False)
         self._settle(path)
         return record
 
-    def remove(self, sandbox_id: SandboxId) -> None:
+    async def remove(self, sandbox_id: SandboxId) -> None:
         """Forget a sandbox and everything in its directory. No-op if there is none."""
-        grave = self._directory / f"{UNFINISHED}gone-{sandbox_id}"
-        with self._locked():
-            shutil.rmtree(grave, ignore_errors=True)
+        grave = self._directory / f"{UNFINISHED}gone-{sandbox_id}-{secrets.token_hex(4)}"
+        async with self._locked():
             with suppress(FileNotFoundError):
                 (self._directory / sandbox_id).rename(grave)
         self._known.pop(sandbox_id, None)
-        shutil.rmtree(grave, ignore_errors=True)
+        await to_thread.run_sync(lambda: shutil.rmtree(grave, ignore_errors=True))
 
-    def sweep(self) -> None:
+    async def sweep(self) -> None:
         """Remove what killed processes left unfinished; files that live ones are writing stay."""
-        with self._locked():
-            self._swept = False
-            self._sweep()
+        async with self._locked():
+            await to_thread.run_sync(self._sweep)
+        await to_thread.run_sync(self._sweep_directories)
+
+    def _sweep_directories(self) -> None:
         for directory in (*self._directory.glob(f"{ID_PREFIX}*"), *self._directory.glob(f"{ID_PREFIX}*/*/")):
             sweep_unfinished(directory)
 
-    def _locked(self) -> AbstractContextManager[None]:
-        return locked(self._directory / _LOCK)
+    def _locked(self) -> AbstractAsyncContextManager[None]:
+        return alocked(self._directory / _LOCK)
 
-    def _add(self, record: SandboxRecord) -> None:
-        self._sweep()
+    async def _add(self, record: SandboxRecord) -> None:
+        if not self._swept:
+            await to_thread.run_sync(self._sweep)
         final = self._directory / record.id
         if final.exists():
             raise StateError("Sandbox not created", why=f"there is one with the id {record.id!r}", fix="Use another id")
@@ -240,11 +266,10 @@ class Registry:
         self._settle(directory)
 
     def _sweep(self) -> None:
-        """Remove what killed processes left, once; the lock is held, so nobody is building anything."""
-        if not self._swept:
-            for entry in self._directory.glob(f"{UNFINISHED}*"):
-                shutil.rmtree(entry, ignore_errors=True)
-            self._swept = True
+        """Remove what killed processes left; the lock is held, so nobody is building anything."""
+        for entry in self._directory.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(entry, ignore_errors=True)
+        self._swept = True
 
     def _default(self, owner: Owner) -> SandboxRecord | None:
         for found in self._scan():
@@ -315,6 +340,17 @@ class _Unreadable(NamedTuple):
 def _listed(records: Sequence[SandboxRecord], most: int = 5) -> str:
     shown = [f"{record.id[:11]}{f' ({record.name})' if record.name else ''}" for record in records[:most]]
     return ", ".join(shown) + (f" and {len(records) - most} more" if len(records) > most else "")
+
+
+def _full(records: Sequence[SandboxRecord], count: int, most: int) -> CapacityError:
+    others = sorted((one for one in records if not one.is_default), key=lambda one: one.last_used_at)
+    oldest = ", ".join(f"{one.name or one.id} ({one.last_used_at[:10]})" for one in others[:_NAMED])
+    unused = f"; those that were not used for longest are {oldest}" if oldest else ""
+    return CapacityError(
+        "No sandbox created" if count == 1 else f"{count} sandboxes not created",
+        why=f"this project has {len(records)} already, and {most} is the most{unused}",
+        fix="Destroy some with sandbox_destroy, or start the server with a higher --max-sandboxes",
+    )
 
 
 def _no_such(handle: str, records: Sequence[SandboxRecord]) -> NotFoundError:

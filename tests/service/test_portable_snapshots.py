@@ -94,7 +94,7 @@ async def test_a_snapshot_comes_back_from_its_file_to_the_last_byte(
     await put(source, "/workspace/new", "x")
     await server.snapshots.restore(snapshot_id)
     assert await _census((await server.sandboxes.open()).sandbox) == before
-    stored = server.sandboxes.find_snapshot(snapshot_id)
+    stored = await server.sandboxes.snapshot(snapshot_id)
     assert await verify_snapshot(server.sandboxes, stored) == []
     if world.provider == "local":
         status = await sh(copy.sandbox, "stat -c '%b' sparse")
@@ -196,7 +196,7 @@ async def test_a_portable_form_that_is_here_is_not_replaced(world: World, server
     portable.unlink()
     with pytest.raises(NotFoundError, match="Import it again"):
         await server.sandboxes.create(from_snapshot=snapshot_id)
-    assert await verify_snapshot(server.sandboxes, server.sandboxes.find_snapshot(snapshot_id))
+    assert await verify_snapshot(server.sandboxes, await server.sandboxes.snapshot(snapshot_id))
     await import_snapshot(server.sandboxes, tmp_path / "one")
     (live,) = await server.sandboxes.create(from_snapshot=snapshot_id)
     assert await content(live.sandbox, "/workspace/a") == "mine"
@@ -211,7 +211,7 @@ async def test_verify_says_which_layer_is_missing(tmp_path: Path) -> None:
             pytest.skip(str(error))
         await put(box, "/workspace/a", "x")
         snapshot = (await server.snapshots.create()).snapshot
-        stored = server.sandboxes.find_snapshot(snapshot.id)
+        stored = await server.sandboxes.snapshot(snapshot.id)
         assert await verify_snapshot(server.sandboxes, stored) == []
         store = world.state.provider("local")
         (record,) = (store / "snapshots").glob("*.json")

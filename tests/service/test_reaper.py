@@ -129,7 +129,7 @@ async def test_an_entry_that_was_never_created_goes_but_not_while_its_creator_li
     async with world.server() as server:
         (live,) = await server.sandboxes.create(name="model")
     entry = replace(live.record, id=new_sandbox_id(), name="half")
-    await anyio.to_thread.run_sync(world.registry.add, entry)
+    await world.registry.add(entry)
     assert await _collect(world) == []
     with locked(world.registry.lock(entry.id)):
         assert await _collect(world, later_s=120) == []

@@ -187,6 +187,7 @@ async def test_states_before_restores_do_not_pile_up(server: Server, box: Sandbo
         undone.append((await server.snapshots.restore(good.id)).before.id)
         if number == 0:
             await server.sandboxes.create(name="branch", from_snapshot=undone[0])
+    await server.sandboxes.behind.finished()
     listed = {branch.snapshot.id for branch in await server.snapshots.list()}
     assert listed == {good.id, asked.id, undone[0], *undone[-KEPT_BEFORE_RESTORES:]}
     await server.snapshots.restore(undone[-KEPT_BEFORE_RESTORES])

@@ -9,9 +9,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
-from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError
+from mcp_sandbox.core.errors import CapacityError, InvalidRequestError, NotFoundError, StateError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.store.identity import ID_PATTERN, new_sandbox_id
@@ -23,7 +24,7 @@ __all__: list[str] = []
 _OWNER = Owner(principal="uid:1", project="/p")
 
 _RACE = """
-import sys, pathlib
+import sys, anyio, pathlib
 from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.store.record import Owner, SandboxRecord, now
 from mcp_sandbox.store.registry import Registry
@@ -33,23 +34,25 @@ def make():
                          created_at=now(), last_used_at=now(), is_default=True)
 print("ready", flush=True)
 sys.stdin.readline()
-found = registry.default_for(Owner(principal="uid:1", project="/p"), make)
+found = anyio.run(registry.default_for, Owner(principal="uid:1", project="/p"), make)
 print(found.record.id, found.is_new, flush=True)
 """
 
 _CHURN = """
-import sys, pathlib
+import sys, anyio, pathlib
 from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.store.record import SandboxRecord, now
 from mcp_sandbox.store.registry import Registry
 registry = Registry(pathlib.Path(sys.argv[1]))
-print("ready", flush=True)
-while True:
-    record = SandboxRecord(id=new_sandbox_id(), provider="memory", principal="uid:1", project="/p",
-                           created_at=now(), last_used_at=now())
-    registry.add(record)
-    registry.update(record.id, name="x" + record.id[3:])
-    registry.remove(record.id)
+async def churn():
+    print("ready", flush=True)
+    while True:
+        record = SandboxRecord(id=new_sandbox_id(), provider="memory", principal="uid:1", project="/p",
+                               created_at=now(), last_used_at=now())
+        await registry.add(record)
+        await registry.update(record.id, name="x" + record.id[3:])
+        await registry.remove(record.id)
+anyio.run(churn)
 """
 
 
@@ -79,9 +82,9 @@ def test_ids_are_128_bits_in_base32() -> None:
     assert all(ID_PATTERN.match(one) for one in ids)
 
 
-def test_a_record_survives_its_file(tmp_path: Path) -> None:
+async def test_a_record_survives_its_file(tmp_path: Path) -> None:
     record = _record(name="box", parent=SnapshotId("ab"), image="python:3.12", is_default=True, network="full")
-    Registry(tmp_path).add(record)
+    await Registry(tmp_path).add(record)
     assert Registry(tmp_path).get(record.id) == replace(
         record, last_used_at=Registry(tmp_path).get(record.id).last_used_at
     )
@@ -98,31 +101,31 @@ def test_the_first_release_can_be_read(tmp_path: Path) -> None:
     assert Registry(tmp_path).get(SandboxId(_id("q"))).workspace == "overlay"
 
 
-def test_unknown_fields_of_newer_versions_are_passed_over_and_kept(tmp_path: Path) -> None:
+async def test_unknown_fields_of_newer_versions_are_passed_over_and_kept(tmp_path: Path) -> None:
     registry, record = Registry(tmp_path), _record()
-    registry.add(record)
+    await registry.add(record)
     path = registry.directory(record.id) / "record.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "colour": "blue"}))
-    assert registry.update(record.id, name="box").name == "box"
+    assert (await registry.update(record.id, name="box")).name == "box"
     assert json.loads(path.read_bytes())["colour"] == "blue"
 
 
-def test_a_newer_schema_is_refused_and_never_replaced(tmp_path: Path) -> None:
+async def test_a_newer_schema_is_refused_and_never_replaced(tmp_path: Path) -> None:
     registry, record = Registry(tmp_path), _record(is_default=True)
-    registry.add(record)
+    await registry.add(record)
     path = registry.directory(record.id) / "record.json"
     path.write_text(json.dumps({**record.to_json(), "schema": 2}))
     with pytest.raises(StateError, match="Upgrade mcp-sandbox"):
         registry.get(record.id)
     with pytest.raises(StateError, match="Upgrade mcp-sandbox"):
-        registry.default_for(_OWNER, _record)
+        await registry.default_for(_OWNER, _record)
     assert registry.list(principal=_OWNER.principal) == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "id": 5}', "\x00" * 40])
-def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path, text: str) -> None:
+async def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path, text: str) -> None:
     registry, record = Registry(tmp_path), _record()
-    registry.add(record)
+    await registry.add(record)
     (tmp_path / _id("z")).mkdir()
     (tmp_path / _id("z") / "record.json").write_text(text)
     assert [found.id for found in registry.list(principal=_OWNER.principal)] == [record.id]
@@ -131,39 +134,39 @@ def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path, text: str) ->
 
 
 @pytest.mark.parametrize("handle", [_id("abc"), "sb_abc", "abc", "ABC", " sb_abc ", "box"])
-def test_a_handle_is_an_id_a_prefix_or_a_name(tmp_path: Path, handle: str) -> None:
+async def test_a_handle_is_an_id_a_prefix_or_a_name(tmp_path: Path, handle: str) -> None:
     registry = Registry(tmp_path)
-    registry.add(_record(_id("abc"), name="box"))
-    registry.add(_record(_id("abd")))
+    await registry.add(_record(_id("abc"), name="box"))
+    await registry.add(_record(_id("abd")))
     assert _find(registry, handle).id == _id("abc")
 
 
-def test_an_ambiguous_prefix_is_refused_and_lists_what_it_means(tmp_path: Path) -> None:
+async def test_an_ambiguous_prefix_is_refused_and_lists_what_it_means(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     for start in ("abc", "abd"):
-        registry.add(_record(_id(start)))
+        await registry.add(_record(_id(start)))
     with pytest.raises(InvalidRequestError, match=r"sb_abcaaaaa.*sb_abdaaaaa"):
         _find(registry, "ab")
 
 
 @pytest.mark.parametrize("handle", ["", " ", "sb_", "..", "../x", "/", "x" * 5000, "\0", "é"])
-def test_odd_handles_are_not_found(tmp_path: Path, handle: str) -> None:
+async def test_odd_handles_are_not_found(tmp_path: Path, handle: str) -> None:
     registry = Registry(tmp_path)
-    registry.add(_record(_id("abc")))
+    await registry.add(_record(_id("abc")))
     with pytest.raises(NotFoundError):
         _find(registry, handle)
 
 
-def test_a_missing_sandbox_names_near_ones(tmp_path: Path) -> None:
+async def test_a_missing_sandbox_names_near_ones(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
-    registry.add(_record(_id("abc"), name="frontend"))
+    await registry.add(_record(_id("abc"), name="frontend"))
     with pytest.raises(NotFoundError, match=r"near it is .*frontend"):
         _find(registry, "frontent")
 
 
-def test_names_and_prefixes_hold_within_a_project_and_whole_ids_within_a_principal(tmp_path: Path) -> None:
+async def test_names_and_prefixes_hold_within_a_project_and_whole_ids_within_a_principal(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
-    registry.add(_record(_id("abc"), name="box", project="/other"))
+    await registry.add(_record(_id("abc"), name="box", project="/other"))
     assert _find(registry, _id("abc")).project == "/other"
     for handle in ("box", "abc"):
         with pytest.raises(NotFoundError):
@@ -173,12 +176,12 @@ def test_names_and_prefixes_hold_within_a_project_and_whole_ids_within_a_princip
             registry.find(handle, principal="uid:2")
 
 
-def test_a_name_is_unique_in_its_project_only(tmp_path: Path) -> None:
+async def test_a_name_is_unique_in_its_project_only(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
-    registry.add(_record(name="box"))
-    registry.add(_record(name="box", project="/other"))
+    await registry.add(_record(name="box"))
+    await registry.add(_record(name="box", project="/other"))
     with pytest.raises(StateError, match="'box'"):
-        registry.add(_record(name="box"))
+        await registry.add(_record(name="box"))
 
 
 def test_b085_processes_that_start_at_once_make_one_default_sandbox(tmp_path: Path) -> None:
@@ -215,47 +218,66 @@ def test_a_process_killed_at_any_point_leaves_whole_records_or_none(tmp_path: Pa
         for name in os.listdir(tmp_path):
             if ID_PATTERN.match(name):
                 registry.get(SandboxId(name))
-                registry.remove(SandboxId(name))
+                anyio.run(registry.remove, SandboxId(name))
     registry = Registry(tmp_path)
-    registry.add(_record(_id("abc")))
+    anyio.run(registry.add, _record(_id("abc")))
     assert sorted(os.listdir(tmp_path)) == ["lock", _id("abc")]
 
 
-def test_a_removed_sandbox_is_gone_with_its_directory(tmp_path: Path) -> None:
+async def test_a_removed_sandbox_is_gone_with_its_directory(tmp_path: Path) -> None:
     registry, record = Registry(tmp_path), _record()
-    registry.add(record)
+    await registry.add(record)
     (registry.directory(record.id) / "jobs").mkdir()
-    registry.remove(record.id)
-    registry.remove(record.id)
+    await registry.remove(record.id)
+    await registry.remove(record.id)
     assert os.listdir(tmp_path) == ["lock"]
     with pytest.raises(NotFoundError):
-        registry.update(record.id, name="x")
+        await registry.update(record.id, name="x")
 
 
-def test_the_stamp_changes_with_the_record_and_not_with_its_use(tmp_path: Path) -> None:
+async def test_the_stamp_changes_with_the_record_and_not_with_its_use(tmp_path: Path) -> None:
     registry, record = Registry(tmp_path), _record()
-    registry.add(record)
+    await registry.add(record)
     stamp = registry.stamp(record.id)
     registry.touch(record.id)
     assert registry.stamp(record.id) == stamp is not None
     assert registry.get(record.id).last_used_at > record.last_used_at
-    registry.update(record.id, name="box")
+    await registry.update(record.id, name="box")
     assert registry.stamp(record.id) != stamp
-    registry.remove(record.id)
+    await registry.remove(record.id)
     assert registry.stamp(record.id) is None
 
 
-def test_one_registry_sees_what_another_changed(tmp_path: Path) -> None:
+async def test_one_registry_sees_what_another_changed(tmp_path: Path) -> None:
     one, other, record = Registry(tmp_path), Registry(tmp_path), _record()
-    one.add(record)
+    await one.add(record)
     assert other.get(record.id).name == ""
-    one.update(record.id, name="box")
+    await one.update(record.id, name="box")
     assert other.get(record.id).name == "box"
 
 
-def test_a_sandbox_counts_as_being_created_until_the_engine_has_it(tmp_path: Path) -> None:
+async def test_a_sandbox_counts_as_being_created_until_the_engine_has_it(tmp_path: Path) -> None:
     registry, record = Registry(tmp_path), _record()
-    registry.add(record)
+    await registry.add(record)
     assert registry.is_creating(record.id)
     registry.mark_created(record.id)
     assert not registry.is_creating(record.id)
+
+
+async def test_many_registries_together_never_enter_more_than_a_project_may_have(tmp_path: Path) -> None:
+    registries = [Registry(tmp_path) for _ in range(4)]
+    await registries[0].add(_record(project="/other"))
+    refused: list[CapacityError] = []
+
+    async def enter(registry: Registry) -> None:
+        try:
+            await registry.add(_record(), most=5)
+        except CapacityError as error:
+            refused.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(12):
+            tasks.start_soon(enter, registries[number % 4])
+    assert len(Registry(tmp_path).list(principal=_OWNER.principal, project=_OWNER.project)) == 5
+    assert len(refused) == 7
+    assert "this project has 5 already, and 5 is the most" in refused[0].why
