@@ -7,6 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from command_record import drain, run, shell, start
+from guest_world import Guest
 
 from mcp_sandbox.core.exec import Execution, Exited, Termination
 from mcp_sandbox.engines.carrier import GuestCarrier
@@ -22,6 +23,28 @@ TREES = {
     "stopped": "sleep 1000 & kill -STOP $!; wait",
     "forking": "while :; do setsid sleep 1000 & setsid sh -c 'sleep 1000 & wait' & sleep 0.01; done",
 }
+
+TRACED = """
+import ctypes, os, signal, time
+if os.fork() == 0:
+    ctypes.CDLL(None).ptrace(0, 0, 0, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+os.waitpid(-1, os.WUNTRACED)
+print("traced", flush=True)
+time.sleep(1000)
+"""
+RESUMING = """
+import os
+print("up", flush=True)
+while True:
+    os.kill(-1, 18)
+"""
+
+
+async def needs_python(carrier: GuestCarrier) -> None:
+    """Skip where there is none."""
+    if (await shell(carrier, "command -v python3")).result.exit_code:
+        pytest.skip("no python3 in there")
 
 
 async def live(carrier: GuestCarrier) -> int:
@@ -147,6 +170,43 @@ class TestKilling:
                 for number in range(24):
                     tasks.start_soon(one, number)
         assert outcomes == [True] * 24
+
+    async def test_others_are_answered_while_a_tree_resists_its_end(self, carrier: GuestCarrier) -> None:
+        """The agent has one thread, and looked at nothing else for two seconds: what is traced never stands still."""
+        await needs_python(carrier)
+        async with await start(carrier, "python3", "-c", TRACED) as tree:
+            await first_line(tree)
+            killing = asyncio.create_task(tree.kill())
+            answers = 0
+            while not killing.done():
+                with anyio.fail_after(1):
+                    assert (await run(carrier, "echo", "fine")).text() == b"fine\n"
+                answers += 1
+            await killing
+            assert answers > 3
+            with anyio.fail_after(5):
+                assert (await tree.wait()).termination is Termination.KILLED
+        await until_alone(carrier)
+
+    async def test_a_freeze_that_is_given_up_leaves_everything_running(
+        self, guest: Guest, carrier: GuestCarrier
+    ) -> None:
+        if not guest.many:
+            pytest.skip("one connection is all that there is")
+        await needs_python(carrier)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                running = await stack.enter_async_context(await start(carrier, "python3", "-c", RESUMING))
+                await first_line(running)
+            async with guest.connected() as other:
+                freezing = asyncio.create_task(other.request(Type.FREEZE, b""))
+                await anyio.sleep(0.02)
+                await other.request(Type.THAW, b"")  # both are answered, whichever was sooner
+                with anyio.fail_after(2), contextlib.suppress(OSError):
+                    await freezing
+                with anyio.fail_after(5):
+                    assert (await run(carrier, "echo", "fine")).text() == b"fine\n"
+        await until_alone(carrier)
 
     async def test_frozen_processes_stand_still_and_go_on(self, carrier: GuestCarrier) -> None:
         async with await start(carrier, "sh", "-c", "i=0; while :; do i=$((i+1)); echo $i > /area/count; done"):

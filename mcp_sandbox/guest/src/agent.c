@@ -17,6 +17,7 @@
 struct settings settings = {.listener = -1, .first = -1};
 static struct connection peers[PEERS_MAX];
 static int peer_count, freezer = -1;
+static bool stands_still;         /* the freezer was told so */
 
 static long now_ms(void) {
   struct timespec t;
@@ -39,6 +40,7 @@ static void add_peer(int fd, pid_t pid) {
 
 static int thaw(void) {
   freezer = -1;
+  stands_still = false;
   continue_workers();
   return thaw_all();
 }
@@ -47,8 +49,12 @@ bool is_frozen(void) { return freezer >= 0; }
 
 static void drop_peer(int i) {
   int fd = peers[i].fd;
+  forget_peer_of_kills(fd);
   end_jobs_of(fd);
-  if (freezer == fd) thaw();
+  if (freezer == fd) {
+    cancel_freeze(false);
+    thaw();
+  }
   shutdown(fd, SHUT_RDWR); /* a worker may hold a copy */
   close(fd);
   free(peers[i].partial);
@@ -73,7 +79,7 @@ static void accept_peer(void) {
   else close(fd);
 }
 
-static void count_answer(int peer, uint32_t id, int count) {
+void answer_count(int peer, uint32_t id, int count) {
   uint32_t number = (uint32_t)count;
   if (count < 0) send_error(peer, id, -count, "processes");
   else send_frame(peer, T_OK, id, &number, sizeof number, -1);
@@ -103,26 +109,41 @@ static void quiesce(int peer, uint32_t id) {
   leave(GOING_RESTART);
 }
 
-/* While everything stands still, only the peer that froze it is served: what others ask for would change the files that
-   it copies. */
+/* Once everything stands still, only the peer that froze it is served: what others ask for would change the files that it
+   copies. */
 static void freeze(int peer, uint32_t id) {
-  int count = freeze_all();
-  if (count >= 0) freezer = peer;
-  count_answer(peer, id, count);
+  if (freezer >= 0 && (freezer != peer || !stands_still)) send_error(peer, id, EBUSY, "processes");
+  else if (!begin_freeze(peer, id)) send_error(peer, id, ENOMEM, "processes");
+  else freezer = peer;
 }
 
+/* Everything runs on if not all of it would stand still: some resume the others. */
+void end_freeze(int peer, uint32_t id, int count) {
+  if (count < 0) thaw();
+  else stands_still = true;
+  answer_count(peer, id, count);
+}
+
+static void thaw_request(int peer, uint32_t id) {
+  int count = 0;
+  if (freezer == peer) {
+    cancel_freeze(true);
+    count = thaw();
+  }
+  answer_count(peer, id, count);
+}
 
 static void signal_request(int peer, uint32_t id, struct cursor *c) {
   uint32_t target = take_u32(c), number = take_u32(c), scope = take_u32(c);
   struct job *j = find_job(peer, target);
-  int error = c->bad || number > 64 ? EPROTO : 0, done = 0;
-  if (!error && j) {
-    done = scope == SCOPE_TREE ? signal_tree(j->pid, (int)number, j->killed) : signal_group(j->pid, (int)number);
-    if (done < 0) error = errno;
-    j->killed |= scope == SCOPE_TREE && number == SIGKILL;
-  }
+  int error = c->bad || number > 64 ? EPROTO : 0;
   if (error) send_error(peer, id, error, "signal");
-  else count_answer(peer, id, j ? done : 0);
+  else if (!j) answer_count(peer, id, 0);
+  else if (scope == SCOPE_TREE && number == SIGKILL) {
+    begin_kill(peer, id, j->pid, j->killed);
+    j->killed = true;
+  } else if (scope == SCOPE_TREE) answer_count(peer, id, signal_tree(j->pid, (int)number));
+  else answer_count(peer, id, signal_group(j->pid, (int)number) < 0 ? -errno : 0);
 }
 
 static void dispatch(int peer, const struct head *head, struct cursor *c, int *fds, int count) {
@@ -141,9 +162,9 @@ static void dispatch(int peer, const struct head *head, struct cursor *c, int *f
   case T_UNPACK: count == 1 ? tree_unpack(peer, id, c, fds[0]) : send_error(peer, id, EPROTO, "unpack"); break;
   case T_LISTEN: net_listen(peer, id, c); break;
   case T_CONNECT: net_connect(peer, id, c); break;
-  case T_LIVE: reap(); count_answer(peer, id, live_processes()); break;
+  case T_LIVE: reap(); answer_count(peer, id, live_processes()); break;
   case T_FREEZE: freeze(peer, id); break;
-  case T_THAW: count_answer(peer, id, thaw()); break;
+  case T_THAW: thaw_request(peer, id); break;
   case T_QUIESCE: quiesce(peer, id); break;
   case T_SHUTDOWN: send_frame(peer, T_OK, id, NULL, 0, -1); leave(GOING_SHUTDOWN); break;
   case T_PING: send_frame(peer, T_OK, id, NULL, 0, -1); break;
@@ -166,7 +187,7 @@ static bool serve_peer(struct connection *peer) {
   return true;
 }
 
-static bool is_served(int i) { return !is_frozen() || peers[i].fd == freezer; }
+static bool is_served(int i) { return !stands_still || peers[i].fd == freezer; }
 
 static void serve(void) {
   struct pollfd watched[PEERS_MAX + 2];
@@ -189,7 +210,10 @@ static void serve(void) {
     watched[0] = (struct pollfd){signals, POLLIN, 0};
     watched[1] = (struct pollfd){settings.listener, POLLIN, 0};
     for (int i = 0; i < n; i++) watched[i + 2] = (struct pollfd){is_served(i) ? peers[i].fd : -1, POLLIN, 0};
-    if (poll(watched, (nfds_t)n + 2, wait) < 0 && errno != EINTR) _exit(1);
+    long step_us = standstill_wait_us(), wait_us = wait * 1000L;
+    if (step_us >= 0 && (wait < 0 || step_us < wait_us)) wait_us = step_us;
+    struct timespec until = {wait_us / 1000000, wait_us % 1000000 * 1000};
+    if (ppoll(watched, (nfds_t)n + 2, wait_us < 0 ? NULL : &until, NULL) < 0 && errno != EINTR) _exit(1);
     if (watched[0].revents) {
       struct signalfd_siginfo info;
       while (read(signals, &info, sizeof info) == sizeof info)
@@ -199,6 +223,7 @@ static void serve(void) {
     for (int i = n - 1; i >= 0; i--) /* backwards: dropping moves the last one down */
       if (watched[i + 2].revents && is_served(i) && !serve_peer(&peers[i])) drop_peer(i);
     if (watched[1].revents) accept_peer();
+    step_standstills();
   }
 }
 

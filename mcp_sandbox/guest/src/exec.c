@@ -228,6 +228,6 @@ void end_jobs_of(int peer) {
   for (struct job *j = jobs; j; j = j->next)
     if (j->peer == peer) {
       j->peer = -1;
-      signal_tree(j->pid, SIGKILL, false);
+      begin_kill(-1, 0, j->pid, false);
     }
 }

@@ -114,7 +114,9 @@ struct settings {
 };
 extern struct settings settings;
 bool is_peer(pid_t pid);
-bool is_frozen(void);
+bool is_frozen(void);       /* or being frozen */
+void answer_count(int peer, uint32_t id, int count); /* minus the errno is an error */
+void end_freeze(int peer, uint32_t id, int count);
 void agent_main(void) __attribute__((noreturn));
 void container_main(int argc, char **argv) __attribute__((noreturn));
 void stdio_main(int argc, char **argv) __attribute__((noreturn));
@@ -144,10 +146,21 @@ void continue_workers(void);
 /* 0 for a process that was put into our pid namespace from outside, -1 for one that is gone. */
 pid_t parent_of(pid_t pid);
 int signal_group(pid_t pid, int number);
-int signal_tree(pid_t root, int number, bool again);
+int signal_tree(pid_t root, int number);
 int live_processes(void);
-int freeze_all(void);
+/* One look: stop what runs; whether all of it stood still already. */
+bool stop_tree(pid_t root);
+int stop_all(bool *still); /* how many are frozen so far, or minus the errno */
+int kill_tree(pid_t root, bool tracers);
 int thaw_all(void);
+
+/* standstill.c: what takes several looks, in steps that each take as long as one. Answers by itself. */
+void begin_kill(int peer, uint32_t id, pid_t root, bool tracers);
+bool begin_freeze(int peer, uint32_t id);
+void step_standstills(void);
+long standstill_wait_us(void); /* until the next step is due; -1 is never */
+void forget_peer_of_kills(int peer); /* it is gone; what is to be killed still is */
+void cancel_freeze(bool told); /* before all stands still */
 
 /* files.c: each answers its request by itself */
 int open_inside(const char *path, int flags, mode_t mode);

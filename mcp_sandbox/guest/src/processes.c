@@ -1,21 +1,17 @@
-/* What runs in the sandbox, as /proc shows it: trees to signal, and everything to freeze. */
+/* What runs in the sandbox, as /proc shows it: trees to signal, and everything to freeze. One look each, without waiting;
+   standstill.c looks again until it is done. */
 #include "guest.h"
 
 #include <signal.h>
-#include <time.h>
 
 #define PROCESSES_MAX 16384
-/* On a busy machine each process waits for the processor once more before it stops. */
-#define FREEZE_MS 5000
-#define KILL_MS 2000
-#define QUICK_ROUNDS 100
 
 struct process {
   pid_t pid, parent, session;
   char state;
-  bool marked;
+  enum { UNKNOWN, INSIDE, OUTSIDE } tree;
 };
-static struct process processes[PROCESSES_MAX];
+static struct process processes[PROCESSES_MAX]; /* by pid: /proc lists them so */
 
 typedef void (*visit)(pid_t number, void *context);
 
@@ -97,19 +93,26 @@ static int scan(void) {
   return n;
 }
 
+static struct process *find(int n, pid_t pid) {
+  int low = 0, high = n;
+  while (low < high) {
+    int middle = low + (high - low) / 2;
+    if (processes[middle].pid < pid) low = middle + 1;
+    else high = middle;
+  }
+  return low < n && processes[low].pid == pid ? &processes[low] : NULL;
+}
+
 static void mark_tree(int n, pid_t root) {
-  for (int i = 0; i < n; i++)
-    processes[i].marked = processes[i].pid == root || processes[i].session == root;
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (int i = 0; i < n; i++) {
-      if (processes[i].marked || processes[i].pid == 1) continue;
-      for (int k = 0; k < n; k++)
-        if (processes[k].marked && processes[k].pid == processes[i].parent) {
-          processes[i].marked = changed = true;
-          break;
-        }
-    }
+  for (int i = 0; i < n; i++) {
+    struct process *p = &processes[i];
+    p->tree = p->pid == root || p->session == root ? INSIDE : p->pid == 1 ? OUTSIDE : UNKNOWN;
+  }
+  for (int i = 0; i < n; i++) { /* each one is passed once: what is found out holds for the whole way up */
+    struct process *top = &processes[i];
+    for (int steps = 0; top && top->tree == UNKNOWN && steps < n; steps++) top = find(n, top->parent);
+    int tree = top && top->tree == INSIDE ? INSIDE : OUTSIDE;
+    for (struct process *p = &processes[i]; p && p->tree == UNKNOWN; p = find(n, p->parent)) p->tree = tree;
   }
 }
 
@@ -120,18 +123,6 @@ pid_t parent_of(pid_t pid) {
 
 /* Init and the bridges: no part of what the sandbox runs. */
 static bool is_ours(pid_t pid) { return pid == 1 || is_peer(pid); }
-
-static long now_ms(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
-/* Between two scans, so that other processors stop what runs on them. */
-static void wait_a_moment(int round, bool still) {
-  struct timespec moment = {0, round < QUICK_ROUNDS ? 100000 : 2000000};
-  if (round > 2 && !still) nanosleep(&moment, NULL);
-}
 
 /* Whoever traces a process can hold it back from dying for as long as it likes. */
 static void kill_tracer(pid_t pid) {
@@ -146,31 +137,40 @@ static void kill_tracer(pid_t pid) {
   if (tracer > 0 && !is_ours(tracer)) kill(tracer, SIGKILL);
 }
 
-/* Stop everything first, so that nothing can fork away from the kill: two scans in a row that see all of it still, for
-   the first may have passed the place of a new child by. The root goes last, because its orphans become ours when it is
-   gone. `again` is said where a kill before this one did not help. */
-int signal_tree(pid_t root, int number, bool again) {
-  int n = 0, total = 0;
-  long end = now_ms() + KILL_MS;
-  for (int round = 0, still = 0; still < 2 && now_ms() < end; round++) {
-    wait_a_moment(round, still);
-    n = scan();
-    mark_tree(n, root);
-    if (number != SIGKILL) break;
-    still++;
-    for (int i = 0; i < n; i++)
-      if (processes[i].marked && processes[i].state != 'T') {
-        kill(processes[i].pid, SIGSTOP);
-        if (processes[i].state != 'D') still = 0; /* one that waits for its vforked child stops when that is gone */
-      }
-  }
+/* The root goes last, because its orphans become ours when it is gone. */
+static int signal_marked(int n, pid_t root, int number, bool tracers) {
+  int total = 0;
   for (int last = 0; last < 2; last++)
     for (int i = 0; i < n; i++)
-      if (processes[i].marked && (processes[i].pid == root) == last) {
+      if (processes[i].tree == INSIDE && (processes[i].pid == root) == last) {
         total += kill(processes[i].pid, number) == 0;
-        if (again && processes[i].state == 't') kill_tracer(processes[i].pid);
+        if (tracers && processes[i].state == 't') kill_tracer(processes[i].pid);
       }
   return total;
+}
+
+int signal_tree(pid_t root, int number) {
+  int n = scan();
+  mark_tree(n, root);
+  return signal_marked(n, root, number, false);
+}
+
+bool stop_tree(pid_t root) {
+  int n = scan();
+  bool still = true;
+  mark_tree(n, root);
+  for (int i = 0; i < n; i++)
+    if (processes[i].tree == INSIDE && processes[i].state != 'T') {
+      kill(processes[i].pid, SIGSTOP);
+      if (processes[i].state != 'D') still = false; /* one that waits for its vforked child stops when that is gone */
+    }
+  return still;
+}
+
+int kill_tree(pid_t root, bool tracers) {
+  int n = scan();
+  mark_tree(n, root);
+  return signal_marked(n, root, SIGKILL, tracers);
 }
 
 int signal_group(pid_t pid, int number) { return kill(-pid, number); }
@@ -194,26 +194,13 @@ static bool remember_frozen(pid_t pid) {
   return true;
 }
 
-/* Minus the errno, with everything running on, if not all of it would stand still: some resume the others. */
-int freeze_all(void) {
-  int still = 0;
-  long end = now_ms() + FREEZE_MS;
-  for (int round = 0; still < 2; round++) { /* as signal_tree does */
-    if (now_ms() >= end) {
-      thaw_all();
-      return -EBUSY;
-    }
-    wait_a_moment(round, still);
-    int n = scan();
-    still++;
-    for (int i = 0; i < n; i++) {
-      if (is_ours(processes[i].pid) || strchr("Tt", processes[i].state)) continue;
-      if (processes[i].state != 'D') still = 0;
-      if (kill(processes[i].pid, SIGSTOP) == 0 && !remember_frozen(processes[i].pid)) {
-        thaw_all();
-        return -ENOMEM;
-      }
-    }
+int stop_all(bool *still) {
+  int n = scan();
+  *still = true;
+  for (int i = 0; i < n; i++) {
+    if (is_ours(processes[i].pid) || strchr("Tt", processes[i].state)) continue;
+    if (processes[i].state != 'D') *still = false;
+    if (kill(processes[i].pid, SIGSTOP) == 0 && !remember_frozen(processes[i].pid)) return -ENOMEM;
   }
   return frozen_count;
 }
