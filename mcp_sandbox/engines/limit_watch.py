@@ -1,6 +1,7 @@
 """What no limit of the kernel holds here is watched: the host's last disk space, and limits on best effort.
 
 Like the kernel's own killer it ends processes, not sandboxes: those that took the memory, those that wrote.
+Reading what `/proc` says of many processes takes long, so one thread does it, for a quarter of its time at most.
 """
 
 import asyncio
@@ -9,10 +10,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import anyio
+from anyio import to_thread
 
 from mcp_sandbox.core.errors import ConfigError, SandboxError
 from mcp_sandbox.core.exec import Termination
@@ -20,7 +24,7 @@ from mcp_sandbox.engines.project_quota import DiskUsage
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits, size_text
 from mcp_sandbox.engines.sandbox_processes import Written, descendants, kill_processes, memory_of, written_by
 
-__all__ = ["RESERVE_VARIABLE", "LimitWatch", "reserve_bytes", "writers"]
+__all__ = ["RESERVE_VARIABLE", "LimitWatch", "pause_s", "reserve_bytes", "writers"]
 
 _LOG = logging.getLogger(__name__)
 RESERVE_VARIABLE: Final = "MCP_SANDBOX_DISK_RESERVE"
@@ -31,6 +35,8 @@ _FASTEST_BYTES_S: Final = 4 << 30
 _QUICK_S: Final = 0.05
 _IDLE_S: Final = 0.5
 _SLOW_S: Final = 2.0
+_LOOKING_SHARE: Final = 4
+"""Looking at processes may take a quarter of the time."""
 _MEASURING_SHARE: Final = 10
 """Measuring a tree may take a tenth of the time."""
 _UNNOTICED_BYTES: Final = 1 << 20
@@ -67,6 +73,9 @@ class LimitWatch:
         self._watched: dict[str, _Watched] = {}
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._one_thread = anyio.CapacityLimiter(1)
+        self._few_inodes: int | None = None
+        """How many files the disk has room for, if that is too few."""
 
     def add(self, sandbox: str, limits: SandboxLimits, measure: Callable[[], Awaitable[DiskUsage | None]]) -> None:
         """Watch a sandbox."""
@@ -90,24 +99,39 @@ class LimitWatch:
     async def _run(self) -> None:
         while self._watched:
             self._wake.clear()
-            pause = _IDLE_S
+            pause, took_s = _IDLE_S, 0.0
             with _going_on():
-                pause = await self._look_at_disk()
+                pause, took_s = await to_thread.run_sync(
+                    self._look, list(self._watched.values()), limiter=self._one_thread
+                )
             for watched in list(self._watched.values()):
                 with _going_on():
-                    if watched.limits.running:
-                        pause = min(pause, _QUICK_S if watched.limits.weak else _IDLE_S)
-                        watched.limits.look_for_crowd()
-                    if watched.limits.weak:
-                        pause = min(pause, _IDLE_S)
-                        await self._look_at(watched)
+                    await self._measure(watched)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(pause_s(pause, took_s)):
                     await self._wake.wait()
+
+    def _look(self, all_watched: Sequence[_Watched]) -> tuple[float, float]:
+        """Look at the disk and at all processes; return how long nobody has to look again, and how long it took."""
+        began = time.monotonic()
+        pause = _IDLE_S
+        with _going_on():
+            pause = self._look_at_disk(all_watched)
+        for watched in all_watched:
+            with _going_on():
+                limits = watched.limits
+                if limits.running:
+                    pause = min(pause, _QUICK_S if limits.weak else _IDLE_S)
+                    limits.look_for_crowd()
+                if limits.weak:
+                    pause = min(pause, _IDLE_S)
+                if "memory_bytes" in limits.weak and limits.limits.memory_bytes is not None:
+                    self._look_at_memory(limits, limits.limits.memory_bytes)
+        return pause, time.monotonic() - began
 
     # ------------------------------------------------------------------------------------------ the host's disk
 
-    async def _look_at_disk(self) -> float:
+    def _look_at_disk(self, all_watched: Sequence[_Watched]) -> float:
         """End who fills the disk; return how long nobody can have filled it."""
         try:
             state = os.statvfs(self._root)
@@ -115,17 +139,18 @@ class LimitWatch:
             return _SLOW_S
         free = state.f_bavail * state.f_frsize
         reserved_inodes = min(_RESERVE_INODES, state.f_files // 100)
+        self._few_inodes = None
         if free >= self._reserve and state.f_favail >= reserved_inodes:  # some file systems count no inodes: 0
-            for watched in self._watched.values():
+            for watched in all_watched:
                 watched.when_full.clear()
                 watched.inodes_when_full = None
             return min(_SLOW_S, max(_QUICK_S, (free - self._reserve) / _FASTEST_BYTES_S))
-        for watched in list(self._watched.values()):
-            if free < self._reserve:
-                why = f"the disk of all sandboxes has {size_text(free)} left, and {size_text(self._reserve)} are kept"
+        if free < self._reserve:
+            why = f"the disk of all sandboxes has {size_text(free)} left, and {size_text(self._reserve)} are kept"
+            for watched in all_watched:
                 self._end_writers(watched, why)
-            else:
-                await self._end_makers(watched, f"the disk of all sandboxes has room for {state.f_favail} files only")
+        else:
+            self._few_inodes = state.f_favail
         return _QUICK_S
 
     def _end_writers(self, watched: _Watched, why: str) -> None:
@@ -143,27 +168,27 @@ class LimitWatch:
             grown = {*pids}
         _end(watched.limits, init, grown, why)
 
-    @staticmethod
-    async def _end_makers(watched: _Watched, why: str) -> None:
+    def _end_maker(self, watched: _Watched, used: DiskUsage | None, left: int) -> None:
         """End everything in a sandbox that has made many files since the disk was found full."""
-        used = await watched.measure()
         made = used.inodes if used is not None else sys.maxsize
         if watched.inodes_when_full is None:
             watched.inodes_when_full = made
         elif made - watched.inodes_when_full > _UNNOTICED_INODES or used is None:
-            _end_all(watched.limits, why)
+            _end_all(watched.limits, f"the disk of all sandboxes has room for {left} files only")
 
     # ------------------------------------------------------------------------------------------ best effort
 
-    async def _look_at(self, watched: _Watched) -> None:
-        limits = watched.limits
-        if "memory_bytes" in limits.weak and limits.limits.memory_bytes is not None:
-            self._look_at_memory(limits, limits.limits.memory_bytes)
-        if {"disk_bytes", "inodes"} & limits.weak and time.monotonic() >= watched.measure_at:
+    async def _measure(self, watched: _Watched) -> None:
+        """Count the files of a sandbox, where that is needed now, and end what made too many or too large ones."""
+        few = self._few_inodes
+        if few is not None:
+            used = await watched.measure()
+            await to_thread.run_sync(self._end_maker, watched, used, few, limiter=self._one_thread)
+        if {"disk_bytes", "inodes"} & watched.limits.weak and time.monotonic() >= watched.measure_at:
             began = time.monotonic()
             used = await watched.measure()
             watched.measure_at = time.monotonic() + min(_SLOW_S, _MEASURING_SHARE * (time.monotonic() - began))
-            self._look_at_usage(watched, used)
+            await to_thread.run_sync(self._look_at_usage, watched, used, limiter=self._one_thread)
 
     @staticmethod
     def _look_at_memory(limits: SandboxLimits, most: int) -> None:
@@ -181,10 +206,9 @@ class LimitWatch:
                 break
             victims.append(pid)
             left -= size
-        if killed := kill_processes(init, victims):
-            what = "a process was" if killed == 1 else f"{killed} processes were"
-            why = f"{what} killed at the memory limit, {size_text(most)} ({size_text(total)} were used)"
-            limits.ended_some(Termination.OOM, killed, why)
+        what = "a process was" if len(victims) == 1 else f"{len(victims)} processes were"
+        why = f"{what} killed at the memory limit, {size_text(most)} ({size_text(total)} were used)"
+        _kill(limits, init, victims, Termination.OOM, why)
 
     def _look_at_usage(self, watched: _Watched, used: DiskUsage | None) -> None:
         limits, before, watched.used = watched.limits.limits, watched.used, used
@@ -243,13 +267,24 @@ def _lies_in_memory(root: Path) -> bool:
 
 
 def _end(limits: SandboxLimits, init: int, pids: Iterable[int], why: str) -> None:
-    if killed := kill_processes(init, {*pids} - {init}):
-        limits.ended_some(Termination.DISK, killed, why)
+    _kill(limits, init, {*pids} - {init}, Termination.DISK, why)
+
+
+def _kill(limits: SandboxLimits, init: int, pids: Collection[int], cause: Termination, why: str) -> None:
+    """Note first, then kill: the loop may hear of the end of a command before the last of them is dead."""
+    if pids:
+        limits.ended_some(cause, len(pids), why)
+        limits.ended_some(cause, kill_processes(init, pids) - len(pids), why)
 
 
 def _end_all(limits: SandboxLimits, why: str) -> None:
     if (init := limits.init()) is not None:
         _end(limits, init, descendants(init), why)
+
+
+def pause_s(wanted_s: float, took_s: float) -> float:
+    """Return how long to wait until the next look, if the last one took so long."""
+    return max(wanted_s, (_LOOKING_SHARE - 1) * took_s)
 
 
 def reserve_bytes(root: Path, asked: str) -> int:

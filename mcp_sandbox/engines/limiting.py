@@ -31,7 +31,7 @@ _BEHIND: Final = 64
 """How far the limit that says nothing (`RLIMIT_NPROC`) lies behind the one that counts whom it refused."""
 _INSTEAD: Final = {
     "memory_bytes": "no process may have more private memory than that, and the server, which adds up what all have "
-    "every 50 ms, kills the largest when it is more",
+    "every 50 ms, less often with thousands of processes, kills the largest when it is more",
     "disk_bytes": "no file may be larger than that, and the server, which adds up the sandbox's files while commands "
     "run, kills those that write when they are more; what is deleted and still open is not counted",
     "inodes": "the server counts the sandbox's files while commands run, and kills everything when they are more",

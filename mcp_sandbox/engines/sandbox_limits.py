@@ -35,8 +35,8 @@ class SandboxLimits:
     """What is counted against a hard quota."""
     weak: frozenset[str] = frozenset()
     """Limits that are watched and not enforced."""
-    kills: dict[Termination, int] = field(default_factory=dict[Termination, int])
-    """How many processes were ended by the watch, and why."""
+    kills: dict[Termination, int] = field(default_factory=lambda: {Termination.OOM: 0, Termination.DISK: 0})
+    """How many processes were ended by the watch, and why; a thread counts, so it never grows."""
     said: dict[Termination, str] = field(default_factory=dict[Termination, str])
     crowded_at: float = 0.0
     """When it last had all the processes that it may have, without a control group that counts whom it refused."""
@@ -48,15 +48,15 @@ class SandboxLimits:
 
     def ended_some(self, cause: Termination, count: int, why: str) -> None:
         """Note that the watch ended processes."""
-        self.kills[cause] = self.kills.get(cause, 0) + count
         self.said[cause] = why
+        self.kills[cause] += count
 
     def look_for_crowd(self) -> None:
         """Note if there are as many processes and threads now as there may be."""
         most, init = self.limits.pids, self.init()
         if not most or init is None or (self.cgroup is not None and "pids" in self.cgroup.groups):
             return
-        if count_tasks(init) >= most - 1:  # the one that ends now, or could not be started, is missing
+        if count_tasks(init, most) >= most - 1:  # the one that ends now, or could not be started, is missing
             self.crowded_at = time.monotonic()
 
     def begin(self) -> Judge:

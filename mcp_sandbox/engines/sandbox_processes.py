@@ -39,10 +39,12 @@ def descendants(init: int) -> list[int]:
     return found
 
 
-def count_tasks(init: int) -> int:
-    """Return how many processes and threads a sandbox has beside its init."""
+def count_tasks(init: int, most: int) -> int:
+    """Return how many processes and threads a sandbox has beside its init; counts no further than `most`."""
     count = 0
     for pid in descendants(init):
+        if count >= most:
+            break
         with contextlib.suppress(OSError):
             count += sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
     return count
