@@ -128,6 +128,17 @@ class Frame:
             raise GuestProtocolError(f"a frame states {length} bytes and has {len(datagram) - HEAD.size}")
         return cls(kind, number, datagram[HEAD.size :], flags, channel)
 
+    @property
+    def number(self) -> int:
+        """The number that the payload begins with.
+
+        Raises:
+            GuestProtocolError: It is too short for one.
+        """
+        if len(self.payload) < 4:
+            raise GuestProtocolError(f"a number of {len(self.payload)} bytes")
+        return int.from_bytes(self.payload[:4], "little")
+
 
 def encode(kind: Type, number: int, payload: bytes, channel: int = 0) -> Iterator[bytes]:
     """Yield the frames of one message; all but the last carry `MORE`.

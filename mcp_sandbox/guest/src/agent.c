@@ -217,7 +217,8 @@ static void serve(void) {
     if (watched[0].revents) {
       struct signalfd_siginfo info;
       while (read(signals, &info, sizeof info) == sizeof info)
-        if (info.ssi_signo == SIGTERM && info.ssi_pid == 0) leave(GOING_SHUTDOWN); /* the engine says so, not a command */
+        if (info.ssi_signo == SIGTERM && info.ssi_pid == 0 && info.ssi_code == SI_USER)
+          leave(GOING_SHUTDOWN); /* the engine says so: a command can forge the number, with a code of its own */
       reap();
     }
     for (int i = n - 1; i >= 0; i--) /* backwards: dropping moves the last one down */
@@ -232,7 +233,16 @@ void agent_main(void) {
   _exit(0);
 }
 
-/* Entry point of a container: the same agent, with its socket in a directory of its own that only root may enter. */
+/* What the host decided, in files that only root may read. */
+static void load_settings(const char *directory) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/filter", directory);
+  int filter = open(path, O_RDONLY | O_CLOEXEC);
+  if (filter >= 0) load_filter(filter);
+}
+
+/* Entry point of a container: the same agent, with its socket in a directory of its own that only root may enter.
+   init DIRECTORY GRACE_MS [UID GID OPEN_FILES PLACE...]: then commands belong to that user, and those directories. */
 void container_main(int argc, char **argv) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   const char *directory = argc > 2 ? argv[2] : "/.mcp-sandbox";
@@ -246,6 +256,15 @@ void container_main(int argc, char **argv) {
       listen(settings.listener, PEERS_MAX) < 0) {
     dprintf(2, "mcp-sandbox guest: %s: %s\n", address.sun_path, strerror(errno));
     _exit(70);
+  }
+  load_settings(directory);
+  open_counters();
+  if (argc > 6) {
+    uid_t uid = (uid_t)atol(argv[4]);
+    gid_t gid = (gid_t)atol(argv[5]);
+    limit_open_files((rlim_t)atol(argv[6]));
+    for (int i = 7; i < argc; i++) give_place(argv[i], uid, gid);
+    serve_user(uid, gid);
   }
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   umask(0);
@@ -265,6 +284,7 @@ void stdio_main(int argc, char **argv) {
   }
   close(ends[1]);
   settings.container = true;
+  open_counters();
   settings.first = ends[0];
   for (int fd = 0, null = open("/dev/null", O_RDWR | O_CLOEXEC); fd < 2; fd++) dup2(null, fd);
   serve();

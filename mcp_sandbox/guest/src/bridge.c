@@ -15,6 +15,7 @@
 
 #define LISTENERS_MAX 64
 #define FAREWELL_MS 1000          /* how long the last frames may take */
+#define STARTING_MS 5000          /* how long the agent may take until it listens */
 
 static int agent_fd;
 static struct {
@@ -300,11 +301,17 @@ void bridge_serve(int agent, int timeout_s) {
   }
 }
 
-void bridge_main(const char *directory, int timeout_s) {
+void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* nobody inside may look into the stream, or borrow the connection */
   snprintf(address.sun_path, sizeof address.sun_path, "%s/agent.sock", directory);
   int agent = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (agent < 0 || connect(agent, (struct sockaddr *)&address, sizeof address) < 0) bridge_die(strerror(errno));
+  if (agent < 0) bridge_die(strerror(errno));
+  for (long end = now_ms() + STARTING_MS; connect(agent, (struct sockaddr *)&address, sizeof address) < 0;) {
+    if ((errno != ENOENT && errno != ECONNREFUSED) || now_ms() > end) bridge_die(strerror(errno));
+    poll(NULL, 0, 2); /* the engine says that a container has started before its init has */
+  }
+  if (uid) serve_user(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
+  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   bridge_serve(agent, timeout_s);
 }

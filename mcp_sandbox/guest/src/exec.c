@@ -22,8 +22,8 @@ struct spawn {
   bool pty;
 };
 
-enum step { STEP_CHDIR, STEP_LIMIT, STEP_SECCOMP, STEP_EXEC };
-static const char *const step_names[] = {"chdir", "limit", "seccomp", "exec"};
+enum step { STEP_USER, STEP_CHDIR, STEP_LIMIT, STEP_SECCOMP, STEP_EXEC };
+static const char *const step_names[] = {"user", "chdir", "limit", "seccomp", "exec"};
 struct failure {
   int error;
   enum step step;
@@ -68,7 +68,7 @@ static void exec_in_path(struct spawn *s) {
 }
 
 static void become_command(struct spawn *s) {
-  struct failure failure = {.step = STEP_CHDIR};
+  struct failure failure = {.step = STEP_USER};
   setsid();
   if (s->pty) ioctl(s->in, TIOCSCTTY, 0);
   dup2(s->in, 0);
@@ -83,7 +83,9 @@ static void become_command(struct spawn *s) {
   static const char by_default[32];
   for (int n = 1; n <= 64; n++) syscall(SYS_rt_sigaction, n, by_default, NULL, 8);
   sigprocmask(SIG_SETMASK, &none, NULL);
-  if (chdir(s->cwd) == 0) {
+  bool changed = become_user();
+  if (changed) failure.step = STEP_CHDIR;
+  if (changed && chdir(s->cwd) == 0) {
     struct sock_fprog program = {.len = settings.filter_length, .filter = settings.filter};
     struct rlimit files = {settings.open_files, settings.open_files};
     failure.step = STEP_LIMIT;
@@ -155,6 +157,8 @@ void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count) 
   }
   s.failed = ends[1];
   struct failure failure;
+  struct message before = {.length = 0};
+  if (settings.container) put_counters(&before);
   pid_t pid = fork(); /* not vfork: who stops the child would stop us */
   if (pid == 0) become_command(&s);
   int error = errno;
@@ -165,9 +169,12 @@ void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count) 
   } else if (exec_failed(pid, ends[0], &failure)) {
     send_error(peer, id, failure.error, step_names[failure.step]);
   } else {
-    uint32_t number = (uint32_t)pid;
+    struct message started = {.length = 0};
+    put_u32(&started, (uint32_t)pid);
+    memcpy(started.data + started.length, before.data, before.length);
+    started.length += before.length;
     remember(id, peer, pid, JOB_COMMAND, "exec");
-    send_frame(peer, T_STARTED, id, &number, sizeof number, master);
+    send_frame(peer, T_STARTED, id, started.data, started.length, master);
   }
 done:
   for (int i = 0; i < 2; i++)
@@ -198,6 +205,7 @@ static void report(const struct job *j, int status, const struct rusage *use) {
   put_u64(&m, (uint64_t)use->ru_utime.tv_sec * 1000000u + (uint64_t)use->ru_utime.tv_usec);
   put_u64(&m, (uint64_t)use->ru_stime.tv_sec * 1000000u + (uint64_t)use->ru_stime.tv_usec);
   put_u64(&m, (uint64_t)use->ru_maxrss * 1024u);
+  if (settings.container) put_counters(&m);
   send_frame(j->peer, T_EXIT, j->id, m.data, m.length, -1);
 }
 

@@ -111,6 +111,8 @@ struct settings {
   int first;                /* a connected peer; -1 is none */
   pid_t first_pid;
   bool container;           /* the engine may put bridges into our pid namespace */
+  uid_t user;               /* whom commands belong to; 0 is whoever we are */
+  gid_t group;
 };
 extern struct settings settings;
 bool is_peer(pid_t pid);
@@ -120,6 +122,16 @@ void end_freeze(int peer, uint32_t id, int count);
 void agent_main(void) __attribute__((noreturn));
 void container_main(int argc, char **argv) __attribute__((noreturn));
 void stdio_main(int argc, char **argv) __attribute__((noreturn));
+
+/* user.c: a user for commands who has no power over us, where nobody did so outside */
+void give_place(const char *path, uid_t uid, gid_t gid);
+void serve_user(uid_t uid, gid_t gid);
+bool become_user(void);
+void limit_open_files(rlim_t most);
+
+/* counters.c */
+void open_counters(void);
+void put_counters(struct message *m);
 
 /* exec.c */
 enum job_kind { JOB_COMMAND, JOB_WORKER };
@@ -186,7 +198,7 @@ void net_listen(int peer, uint32_t id, struct cursor *c);
 void net_connect(int peer, uint32_t id, struct cursor *c);
 
 /* bridge.c */
-void bridge_main(const char *directory, int timeout_s) __attribute__((noreturn));
+void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) __attribute__((noreturn));
 void bridge_serve(int agent, int timeout_s) __attribute__((noreturn));
 
 /* probe.c */

@@ -41,7 +41,9 @@ int main(int argc, char **argv) {
   }
   if (!strcmp(role, "init")) container_main(argc, argv);
   if (!strcmp(role, "stdio")) stdio_main(argc, argv);
-  if (!strcmp(role, "bridge")) bridge_main(argc > 2 ? argv[2] : "/.mcp-sandbox", argc > 3 ? atoi(argv[3]) : 60);
+  if (!strcmp(role, "bridge"))
+    bridge_main(argc > 2 ? argv[2] : "/.mcp-sandbox", argc > 3 ? atoi(argv[3]) : 60, argc > 5 ? (uid_t)atol(argv[4]) : 0,
+                argc > 5 ? (gid_t)atol(argv[5]) : 0);
   if (!strcmp(role, "probe")) probe_main(argc - 2, argv + 2);
   if (!strcmp(role, "copy") && argc == 4) {
     own_namespace();
@@ -71,7 +73,8 @@ int main(int argc, char **argv) {
     return finish(merge_main(argv[2], argv[3], argc - 4, argv + 4), "merge");
   }
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
-  dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS]] | bridge [DIRECTORY [TIMEOUT_S]] | "
+  dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS [UID GID FILES PLACE...]]] | "
+             "bridge [DIRECTORY [TIMEOUT_S [UID GID]]] | "
              "stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
              "usage TREE... | merge PREFIX TO TREE...\n");
   return 2;
