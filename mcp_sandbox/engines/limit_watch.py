@@ -21,8 +21,9 @@ from anyio import to_thread
 from mcp_sandbox.core.errors import ConfigError, SandboxError
 from mcp_sandbox.core.exec import Termination
 from mcp_sandbox.engines.project_quota import DiskUsage
-from mcp_sandbox.engines.sandbox_limits import SandboxLimits, size_text
+from mcp_sandbox.engines.sandbox_limits import SandboxLimits
 from mcp_sandbox.engines.sandbox_processes import Written, descendants, kill_processes, memory_of, written_by
+from mcp_sandbox.engines.verdicts import size_text
 
 __all__ = ["RESERVE_VARIABLE", "LimitWatch", "pause_s", "reserve_bytes", "writers"]
 

@@ -11,16 +11,15 @@ from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.cgroups import Cgroup, CgroupCounters
 from mcp_sandbox.engines.project_quota import DiskUsage
 from mcp_sandbox.engines.sandbox_processes import count_tasks
+from mcp_sandbox.engines.verdicts import judged, memory_fact, pids_fact, size_text, time_fact
 
-__all__ = ["Judge", "SandboxLimits", "size_text", "within_time"]
+__all__ = ["Judge", "SandboxLimits", "within_time"]
 
 Judge = Callable[[ExecResult], ExecResult]
 """Says of the end of a command what the limits had to do with it."""
 
 _DISK_SLACK: Final = 256 * 1024
 """Under a quota, what did not fit any more may leave this much free."""
-_OURS: Final = (Termination.TIMEOUT, Termination.KILLED, Termination.LOST)
-_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -69,7 +68,9 @@ class SandboxLimits:
 
         def judge(result: ExecResult) -> ExecResult:
             self.running -= 1
-            return self._judged(result, self._facts(result, began, counters, kills, used))
+            return judged(
+                result, self._facts(result, began, counters, kills, used), [c for c, n in self.kills.items() if n]
+            )
 
         return judge
 
@@ -92,38 +93,18 @@ class SandboxLimits:
         if self.cgroup is not None:
             now = self.cgroup.counters()
             if (killed := now.oom_kills - counters.oom_kills) > 0:
-                facts[Termination.OOM] = self._memory_fact(killed)
+                facts[Termination.OOM] = memory_fact(self.limits, killed, self.cgroup.memory_peak_bytes())
             if now.pids_refused > counters.pids_refused:
-                facts[Termination.PIDS] = self._pids_fact()
+                facts[Termination.PIDS] = pids_fact(self.limits)
         if failed and self.usage is not None and used is not None and (fact := self._disk_fact(used, self.usage())):
             facts[Termination.DISK] = fact
-        longest = self.limits.command_s
-        if result.termination is Termination.TIMEOUT and longest is not None and result.duration_s >= longest:
-            facts[Termination.TIMEOUT] = f"no command in this sandbox may run longer than {longest:g} s"
+        if fact := time_fact(self.limits, result):
+            facts[Termination.TIMEOUT] = fact
         if failed and not facts:  # a crowd may be somebody else's
             self.look_for_crowd()
             if self.crowded_at >= began:
-                facts[Termination.PIDS] = self._pids_fact()
+                facts[Termination.PIDS] = pids_fact(self.limits)
         return facts
-
-    def _judged(self, result: ExecResult, facts: dict[Termination, str]) -> ExecResult:
-        detail = "; ".join(filter(None, [result.detail, *facts.values()]))
-        if result.termination in _OURS or not facts:
-            return replace(result, detail=detail)
-        was_killed = signal.SIGKILL in (result.signal, (result.exit_code or 0) - 128)
-        if was_killed:
-            causes = [cause for cause in facts if cause is Termination.OOM or self.kills.get(cause)]
-        else:  # a program that is told that there is no room gives up by itself
-            causes = [cause for cause in facts if cause is not Termination.OOM and result.exit_code != 0]
-        return replace(result, termination=causes[0] if causes else result.termination, detail=detail)
-
-    def _memory_fact(self, killed: int) -> str:
-        peak = self.cgroup.memory_peak_bytes() if self.cgroup else 0
-        what = "a process was" if killed == 1 else f"{killed} processes were"
-        return f"{what} killed at the memory limit, {size_text(self.limits.memory_bytes)} ({size_text(peak)} were used)"
-
-    def _pids_fact(self) -> str:
-        return f"the limit of {self.limits.pids} processes and threads was reached, and starting more fails"
 
     def _disk_fact(self, before: DiskUsage, after: DiskUsage) -> str:
         size, inodes = self.limits.disk_bytes, self.limits.inodes
@@ -140,11 +121,3 @@ def within_time(request: ExecRequest, limits: Limits) -> ExecRequest:
     if longest is None or (request.timeout_s is not None and request.timeout_s <= longest):
         return request
     return replace(request, timeout_s=longest)
-
-
-def size_text(size_bytes: int | None) -> str:
-    """Return a size for a reader."""
-    amount, unit = float(size_bytes or 0), 0
-    while amount >= 1024 and unit + 1 < len(_UNITS):
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.4g} {_UNITS[unit]}"

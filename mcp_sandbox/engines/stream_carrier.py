@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 
 from mcp_sandbox.core.exec import ExecRequest, Execution
+from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
 from mcp_sandbox.engines.stream_channels import (
@@ -55,6 +56,8 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
     """One connection to the bridge role of a guest agent. Use `open`; `aclose` ends it, and the stream with it."""
 
     def __init__(self, transport: ByteStream) -> None:
+        self.limits: Limits | None = None
+        """Of the sandbox, for what the ends of commands have to do with them."""
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._number = 0
@@ -87,7 +90,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         try:
             with anyio.fail_after(WELCOME_S):
                 frame = await carrier._welcome
-            version = int.from_bytes(frame.payload[:4], "little")
+            version = frame.number
             if version != PROTOCOL_VERSION:
                 raise GuestProtocolError(f"version {version}, and this side speaks {PROTOCOL_VERSION}")
         except BaseException:
@@ -165,7 +168,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         if len(payload) > MESSAGE_MAX:
             return too_large(request, payload)
         await self.drained()
-        execution = StreamExecution(self, request.timeout_s)
+        execution = StreamExecution(self, request.timeout_s, self.limits)
         execution.number = number = self._next()
         inlets = {name: self._expect(number, channel, execution.wake) for channel, name in OUTPUT.items()}
         execution.connect(inlets, self._supply(number) if request.stdin else None)
@@ -312,7 +315,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
                 self.send(Type.CLOSE, frame.id, bytes(4), frame.channel)
         elif frame.type == Type.CREDIT:
             if frame.channel == TO_GUEST and (outlet := self._outlets.get(frame.id)) is not None:
-                outlet.credited(_number(frame))
+                outlet.credited(frame.number)
         elif frame.type == Type.CLOSE:
             self._closed_channel(frame)
         elif frame.type == Type.EXIT:
@@ -320,7 +323,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
                 execution.ended(frame.payload)
                 del self._commands[frame.id]
         elif frame.type == Type.GOING:
-            self._restarting = _number(frame) == GoingReason.RESTART
+            self._restarting = frame.number == GoingReason.RESTART
         elif frame.type == Type.ACCEPTED:  # nobody here listens yet
             for channel in (TO_GUEST, STDOUT):
                 self.send(Type.CLOSE, frame.id, bytes(4), channel)
@@ -331,7 +334,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
             self._answered(frame)
 
     def _closed_channel(self, frame: Frame) -> None:
-        number = _number(frame)
+        number = frame.number
         if frame.channel == TO_GUEST:
             if (outlet := self._outlets.pop(frame.id, None)) is not None:
                 outlet.finished(number)
@@ -349,6 +352,8 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
                     inlet.finished(os_error(number))
             if (execution := self._commands.pop(frame.id, None)) is not None:
                 execution.lost()
+        if frame.type == Type.STARTED and (started := self._commands.get(frame.id)) is not None:
+            started.started(frame.payload)  # now: its end may be the next frame
         if answer is not None and not answer.done():
             answer.set_result(frame)
         elif answer is not None:  # its caller was cancelled: close what it opened
@@ -385,11 +390,6 @@ def _seen(answer: "asyncio.Future[Frame]") -> None:
     """Mark an error as seen: its caller may have been cancelled."""
     if not answer.cancelled():
         answer.exception()
-
-
-def _number(frame: Frame) -> int:
-    (number,) = struct.unpack_from("<I", frame.payload)
-    return int(number)
 
 
 def _reply(frame: Frame) -> Reply:

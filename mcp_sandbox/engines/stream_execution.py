@@ -2,13 +2,16 @@
 
 import asyncio
 import struct
+from functools import partial
 from typing import Final
 
 import anyio
 
 from mcp_sandbox.core.errors import SandboxGoneError
 from mcp_sandbox.core.exec import ExecEvent, ExecResult, Exited, OutputChunk, StreamName
+from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.guest_execution import EXIT, CommandCarrier, GuestExecution
+from mcp_sandbox.engines.reported_limits import Report, judge_by_reports, report_at
 from mcp_sandbox.engines.stream_channels import STDERR, STDOUT, Inlet, Outlet
 from mcp_sandbox.guest.wire import FRAME_MAX
 
@@ -17,13 +20,16 @@ __all__ = ["OUTPUT", "StreamExecution"]
 OUTPUT: Final = {STDOUT: StreamName.STDOUT, STDERR: StreamName.STDERR}
 _BEFORE: Final = struct.Struct("<QQ")
 """Bytes of standard output and error that come before the end; the bridge adds them to what the agent says."""
+_PID: Final = struct.Struct("<I")
 
 
 class StreamExecution(GuestExecution):
     """Takes from the channels only when asked to: a slow consumer slows the command, and nothing piles up here."""
 
-    def __init__(self, carrier: CommandCarrier, timeout_s: float | None) -> None:
+    def __init__(self, carrier: CommandCarrier, timeout_s: float | None, limits: Limits | None = None) -> None:
         super().__init__(carrier, timeout_s)
+        self._limits = limits
+        self._before = Report()
         self._inlets: dict[StreamName, Inlet] = {}
         self._own: dict[StreamName, int] = {}
         self._stdin: Outlet | None = None
@@ -40,9 +46,16 @@ class StreamExecution(GuestExecution):
 
     def ended(self, payload: bytes) -> None:
         """Take the agent's word that the process ended, and how much it said before."""
-        before = _BEFORE.unpack_from(payload, EXIT.size)
+        before = _BEFORE.unpack_from(payload, len(payload) - _BEFORE.size)
         self._own = dict(zip(OUTPUT.values(), before, strict=True))
+        if self._limits is not None:
+            after = report_at(payload[: -_BEFORE.size], EXIT.size)
+            self._judge = partial(judge_by_reports, self._limits, self._before, after)
         super().ended(payload)
+
+    def started(self, payload: bytes) -> None:
+        """Take what the limits had counted before the command."""
+        self._before = report_at(payload, _PID.size)
 
     def _finish(self, result: ExecResult) -> None:
         # What is here already came before, too. A channel that closed has nothing more.
