@@ -22,6 +22,13 @@ def require_enforceable(provider: str, capabilities: Capabilities, spec: Sandbox
             why=f"provider {provider!r} enforces only {', '.join(sorted(capabilities.network))}",
             fix="Ask for a mode it enforces, or use another provider",
         )
+    if spec.runtime is not None and spec.runtime not in capabilities.runtimes:
+        there = ", ".join(sorted(capabilities.runtimes))
+        raise UnsupportedError(
+            f"Runtime {spec.runtime!r} refused",
+            why=f"the engine has {there}" if there else f"provider {provider!r} has no runtimes to choose from",
+            fix="Use one of them, or install it and restart the engine" if there else "Leave it out, or use 'docker'",
+        )
     for name, asked in _asked(spec.limits).items():
         gap = capabilities.unenforced.get(name)
         if name in capabilities.limits or (spec.best_effort and gap is not None):

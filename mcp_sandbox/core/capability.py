@@ -104,6 +104,8 @@ class Capabilities:
     """Commands that may run at once in one sandbox."""
     root_inside: bool = True
     """Whether the user inside is root, and can install system packages where the network allows."""
+    runtimes: frozenset[str] = frozenset()
+    """Runtimes of the engine that a spec may name."""
     owners: bool = False
     """Whether files can belong to several users; else every owner is one and the same."""
 

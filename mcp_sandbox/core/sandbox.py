@@ -41,6 +41,10 @@ class WorkspaceMode(StrEnum):
     EMPTY = "empty"
     OVERLAY = "overlay"
     """The project, copy-on-write: the host's files stay as they are."""
+    COPY = "copy"
+    """A copy of the project that was made when the sandbox was: what changes on the host later does not show."""
+    MOUNT = "mount"
+    """The project itself: what commands write is written on the host at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,11 @@ class Workspace:
     mode: WorkspaceMode = WorkspaceMode.EMPTY
     source: str | None = None
     """Absolute real path on the host; `None` for `EMPTY`."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether nothing that happens inside changes the host."""
+        return self.mode is not WorkspaceMode.MOUNT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,8 @@ class SandboxSpec:
     """Chosen by the caller, so that a repeated `create` can be recognised."""
     image: str | None = None
     """What it boots from; `None` is the provider's default."""
+    runtime: str | None = None
+    """Which of the engine's runtimes it runs on, such as `runsc`; `None` is the engine's default."""
     workspace: Workspace = Workspace()
     network: NetworkMode = NetworkMode.NONE
     limits: Limits = Limits()

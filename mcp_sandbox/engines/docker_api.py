@@ -1,0 +1,73 @@
+"""What we use of the `docker` SDK's client, with types: the SDK has none."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+__all__ = ["EngineApi"]
+
+Answer = dict[str, Any]
+
+
+class EngineApi(Protocol):
+    """`docker.APIClient`: every method blocks, and raises what the SDK raises; parameters are those of the API."""
+
+    @property
+    def api_version(self) -> str:
+        """Of the engine, as negotiated."""
+        ...
+
+    def close(self) -> None:
+        """Close idle connections."""
+        ...
+
+    def info(self) -> Answer:
+        """Return `/info`."""
+        ...
+
+    def version(self) -> Answer:
+        """Return `/version`."""
+        ...
+
+    def create_container_from_config(self, config: Mapping[str, Any], name: str) -> Answer:
+        """Make a container."""
+        ...
+
+    def put_archive(self, container: str, path: str, data: Iterable[bytes]) -> bool:
+        """Unpack a tar stream in a container."""
+        ...
+
+    def get_archive(self, container: str, path: str) -> tuple[Iterator[bytes], Answer]:
+        """Pack a path of a container."""
+        ...
+
+    def start(self, container: str) -> None:
+        """Start a container; no-op if it runs."""
+        ...
+
+    def inspect_container(self, container: str) -> Answer:
+        """Return everything about a container."""
+        ...
+
+    def containers(self, *, all: bool, filters: Mapping[str, Sequence[str]]) -> list[Answer]:
+        """List containers."""
+        ...
+
+    def remove_container(self, container: str, *, v: bool, force: bool) -> None:
+        """Kill and remove a container with its nameless volumes."""
+        ...
+
+    def logs(self, container: str, *, tail: int) -> bytes:
+        """Return what init said last."""
+        ...
+
+    def exec_create(self, container: str, cmd: Sequence[str], *, stdin: bool, user: str, workdir: str) -> Answer:
+        """Prepare a program in a container."""
+        ...
+
+    def inspect_image(self, image: str) -> Answer:
+        """Return everything about an image."""
+        ...
+
+    def pull(self, repository: str, *, tag: str | None, stream: bool, decode: bool) -> Iterator[Answer]:
+        """Pull an image and say how far that is."""
+        ...

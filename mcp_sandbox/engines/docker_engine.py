@@ -1,0 +1,276 @@
+"""Containers of one engine that are ours: made, started, connected to, found and removed."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from mcp_sandbox.core.errors import NotFoundError, ProviderError, SandboxGoneError, StateError
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.engines.docker_client import DockerClient, open_client
+from mcp_sandbox.engines.docker_container import (
+    LABEL_SANDBOX,
+    LABEL_STATE,
+    ImageFacts,
+    bridge_command,
+    container_config,
+    container_name,
+    content,
+    environment,
+)
+from mcp_sandbox.engines.docker_facts import EngineFacts, engine_facts
+from mcp_sandbox.engines.docker_pulling import ImagePuller
+from mcp_sandbox.engines.docker_state import ContainerState, ContainerStates
+from mcp_sandbox.engines.docker_stream import open_exec
+from mcp_sandbox.engines.docker_user import SandboxUser, choose_user, first_file
+from mcp_sandbox.engines.stream_carrier import StreamCarrier
+
+__all__ = ["DockerEngine", "Found"]
+
+_log = logging.getLogger(__name__)
+_CONNECT_ATTEMPTS: Final = 3
+_REMOVING_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A container of ours, as the engine lists it."""
+
+    sandbox: SandboxId
+    container: str
+    running: bool
+    created_at: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The users and groups of an image."""
+
+    passwd: bytes | None
+    group: bytes | None
+
+
+class DockerEngine:
+    """Use `open`, then `aclose`."""
+
+    def __init__(self, client: DockerClient, facts: EngineFacts, version: str, root: Path) -> None:
+        self.client = client
+        self.facts = facts
+        self.states = ContainerStates(root)
+        self.puller = ImagePuller(client)
+        self._version = version
+        self._tables: dict[str, _Tables] = {}
+
+    @classmethod
+    async def open(cls, root: Path, environ: Mapping[str, str] = os.environ) -> "DockerEngine":
+        """Find an engine and ask it what it can do.
+
+        Raises:
+            ProviderUnavailableError: There is none.
+        """
+        client = await open_client(environ)
+        try:
+            info = await client.call("No container engine", lambda api: api.info())
+            version = await client.call("No container engine", lambda api: api.version())
+            facts = engine_facts(info, version)
+            api_version = await client.call("No container engine", lambda api: api.api_version)
+            return cls(client, facts, api_version, root)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await client.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Let go of the engine; containers stop by themselves once nobody is connected."""
+        await self.puller.aclose()
+        await self.client.aclose()
+
+    # ------------------------------------------------------------------------------------------ making
+
+    async def create(self, spec: SandboxSpec, image: ImageFacts) -> ContainerState:
+        """Make a container and start it; nothing is left of one that does not start.
+
+        Raises:
+            StateError: There is one with this id.
+        """
+        name = container_name(spec.id)
+        container, user, tables = await self._blank(spec, image)
+        try:
+            await self._fill(container, spec, image, user, tables)
+            await self.start(container)
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(ProviderError):
+                await self.remove(name)
+            raise
+        state = ContainerState(
+            id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), image=image.name,
+            image_id=image.image_id, uid=user.uid, gid=user.gid, user=user.name, home=user.home,
+            env=environment(image, user, spec), limits=spec.limits, workspace=spec.workspace.mode.value,
+            runtime=spec.runtime or "",
+        )  # fmt: skip
+        await anyio.to_thread.run_sync(self.states.save, state)
+        return state
+
+    async def _blank(self, spec: SandboxSpec, image: ImageFacts) -> tuple[str, SandboxUser, _Tables]:
+        """Make a container that was not started, with its user; learn the image's users from the first of its kind."""
+        tables = self._tables.get(image.image_id)
+        user = self._user(image, tables)
+        container = await self._make(spec, image, user)
+        if tables is not None:
+            return container, user, tables
+        try:
+            tables = _Tables(await self._table(container, "passwd"), await self._table(container, "group"))
+            self._tables[image.image_id] = tables
+            if (right := self._user(image, tables)) != user:
+                await self.remove(container)
+                container, user = await self._make(spec, image, right), right
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(ProviderError):
+                await self.remove(container)
+            raise
+        return container, user, tables
+
+    def _user(self, image: ImageFacts, tables: _Tables | None) -> SandboxUser:
+        return choose_user(image.user, tables.passwd if tables else None)
+
+    async def _make(self, spec: SandboxSpec, image: ImageFacts, user: SandboxUser) -> str:
+        name = container_name(spec.id)
+        config = container_config(spec, image, user, self.facts, self.states.owner)
+        what = f"Sandbox {spec.id!r} not created"
+        try:
+            made = await self.client.call(what, lambda api: api.create_container_from_config(config, name))
+        except StateError:
+            if self.states.has(spec.id):
+                raise StateError(what, why="there is one with this id", fix="Choose another id") from None
+            await self.remove(name)  # whoever made it was killed before it was finished
+            made = await self.client.call(what, lambda api: api.create_container_from_config(config, name))
+        return str(made["Id"])
+
+    async def _table(self, container: str, name: str) -> bytes | None:
+        try:
+            return await self.client.call(
+                "No table of users", lambda api: first_file(b"".join(api.get_archive(container, f"/etc/{name}")[0]))
+            )
+        except NotFoundError:
+            return None
+
+    async def _fill(
+        self, container: str, spec: SandboxSpec, image: ImageFacts, user: SandboxUser, tables: _Tables
+    ) -> None:
+        await self.client.call(
+            "Nothing can be put into the container",
+            lambda api: api.put_archive(container, "/", content(spec, image, user, tables.passwd, tables.group)),
+        )
+
+    # ------------------------------------------------------------------------------------------ running
+
+    async def start(self, container: str) -> None:
+        """Start a container. No-op if it runs."""
+        await self.client.call("The sandbox does not start", lambda api: api.start(container))
+
+    async def connect(self, state: ContainerState) -> StreamCarrier:
+        """Put a bridge into a container, which is started if it does not run.
+
+        Raises:
+            NotFoundError: There is no such container.
+            ProviderError: It does not start, or no bridge can be put into it.
+        """
+        name = container_name(state.id)
+        for attempt in range(_CONNECT_ATTEMPTS):
+            try:
+                return await self._bridge(name, state)
+            except (StateError, SandboxGoneError) as error:  # it stops just now, or has stopped
+                if attempt + 1 == _CONNECT_ATTEMPTS:
+                    raise ProviderError(
+                        f"Sandbox {state.id!r} cannot be reached", why=await self._last_words(name, error),
+                        fix="Call again; destroy the sandbox if it repeats",
+                    ) from error  # fmt: skip
+                await self.start(name)
+        raise AssertionError
+
+    async def _bridge(self, name: str, state: ContainerState) -> StreamCarrier:
+        command = bridge_command(state.uid, state.gid)
+        made = await self.client.call(
+            "No connection into the container",
+            lambda api: api.exec_create(name, command, stdin=True, user="0:0", workdir="/"),
+        )
+        stream = await open_exec(self.client.endpoint, self._version, str(made["Id"]))
+        try:
+            carrier = await StreamCarrier.open(stream)
+            carrier.limits = state.limits
+            return carrier
+        except SandboxGoneError:
+            if stream.errors:
+                _log.info("container %s: %r", name, stream.errors)
+            raise
+
+    async def _last_words(self, name: str, error: Exception) -> str:
+        with suppress(ProviderError, NotFoundError, StateError):
+            said = await self.client.call("No log", lambda api: api.logs(name, tail=3))
+            if said:
+                return said.decode("utf-8", "replace").strip()
+        return str(error)
+
+    # ------------------------------------------------------------------------------------------ finding
+
+    async def find(self, sandbox: str) -> "dict[str, Any]":
+        """Return what the engine says about the container of a sandbox.
+
+        Raises:
+            NotFoundError: There is none, or it belongs to another state directory.
+        """
+        what = f"No sandbox {sandbox!r}"
+        found = await self.client.call(what, lambda api: api.inspect_container(container_name(sandbox)))
+        if found["Config"]["Labels"].get(LABEL_STATE) != self.states.owner:
+            raise NotFoundError(what, why="it belongs to another state directory", fix="Create another one")
+        return found
+
+    async def list(self) -> Sequence[Found]:
+        """Return every container of ours, finished or not."""
+        label = f"{LABEL_STATE}={self.states.owner}"
+        rows = await self.client.call(
+            "No list of sandboxes", lambda api: api.containers(all=True, filters={"label": [label]})
+        )
+        return [
+            Found(
+                sandbox=SandboxId(row["Labels"][LABEL_SANDBOX]),
+                container=row["Id"],
+                running=row["State"] in ("running", "paused", "restarting"),
+                created_at=datetime.fromtimestamp(_seconds(row["Created"]), UTC).isoformat(timespec="milliseconds"),
+                labels=row["Labels"],
+            )
+            for row in rows
+            if LABEL_SANDBOX in row["Labels"]
+        ]
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    async def remove(self, container: str) -> None:
+        """Kill what runs in a container and remove it with its files. No-op if there is none."""
+        with suppress(NotFoundError):
+            try:
+                await self.client.call(
+                    "The sandbox is not removed", lambda api: api.remove_container(container, v=True, force=True)
+                )
+            except StateError:  # somebody removes it already
+                await self._removed(container)
+
+    async def _removed(self, container: str) -> None:
+        with anyio.fail_after(_REMOVING_S):
+            while True:
+                await self.client.call("The sandbox is not removed", lambda api: api.inspect_container(container))
+                await anyio.sleep(0.05)
+
+
+def _seconds(created: object) -> float:
+    """Return a time of the list: Docker gives seconds, some versions of Podman a date."""
+    if isinstance(created, int | float):
+        return float(created)
+    return datetime.fromisoformat(str(created)).timestamp()

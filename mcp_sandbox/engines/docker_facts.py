@@ -1,0 +1,96 @@
+"""What a container engine says about itself, and what of a sandbox's limits it enforces."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mcp_sandbox.core.capability import LimitGap
+from mcp_sandbox.core.errors import ProviderUnavailableError
+
+__all__ = ["EngineFacts", "engine_facts"]
+
+_MACHINES: Final = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
+_OTHER_PROVIDER: Final = "Leave it out, or use provider 'local', which enforces it"
+_QUOTA_DRIVERS: Final = frozenset({"btrfs", "zfs", "windowsfilter", "vfs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """Found when the engine was opened."""
+
+    name: str
+    """`Docker Engine 28.1`, for a reader."""
+    engine_id: str
+    """The engine's own id; empty where it has none."""
+    machine: str
+    """As `uname -m` says it."""
+    storage: str
+    """The storage driver."""
+    runtimes: tuple[str, ...]
+    default_runtime: str
+    rootless: bool
+    podman: bool
+    user_namespace: bool
+    """Whether ids inside are others outside."""
+    limits: frozenset[str]
+    unenforced: Mapping[str, LimitGap]
+    disk_quota: bool
+    """Whether the storage driver can bound a container's own layer."""
+
+
+def engine_facts(info: Mapping[str, Any], version: Mapping[str, Any]) -> EngineFacts:
+    """Return what matters of the answers to `/info` and `/version`.
+
+    Raises:
+        ProviderUnavailableError: Its containers are not Linux.
+    """
+    if (system := str(info.get("OSType", "linux"))) != "linux":
+        raise ProviderUnavailableError(
+            "No sandboxes on this container engine",
+            why=f"its containers run {system}",
+            fix="Switch Docker Desktop to Linux containers",
+        )
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    parts = [str(part.get("Name", "")) for part in version.get("Components") or ()]
+    podman = any("podman" in part.lower() for part in parts) or "Podman" in str(version)
+    storage = str(info.get("Driver", ""))
+    runtimes = tuple(sorted(info.get("Runtimes") or {}))
+    quota = _has_disk_quota(info, storage)
+    gaps = _gaps(info, storage, quota=quota)
+    every = {"memory_bytes", "cpu_count", "pids", "disk_bytes", "inodes"}
+    return EngineFacts(
+        name=f"{'Podman' if podman else 'Docker Engine'} {version.get('Version', '')}".strip(),
+        engine_id=str(info.get("ID") or ""),
+        machine=_MACHINES.get(str(info.get("Architecture", "")), str(info.get("Architecture", ""))),
+        storage=storage,
+        runtimes=runtimes,
+        default_runtime=str(info.get("DefaultRuntime") or (runtimes[0] if runtimes else "")),
+        rootless=any("rootless" in option for option in options) or bool(info.get("Rootless")),
+        podman=podman,
+        user_namespace=any("rootless" in option or "userns" in option for option in options),
+        limits=frozenset(every - gaps.keys()) | {"open_files", "command_s"},
+        unenforced=gaps,
+        disk_quota=quota,
+    )
+
+
+def _has_disk_quota(info: Mapping[str, Any], storage: str) -> bool:
+    """Whether `size` is taken: overlay2 takes it on XFS that was mounted with `pquota`, and says nothing about that."""
+    if storage in _QUOTA_DRIVERS:
+        return storage in ("btrfs", "zfs")
+    status = {str(row[0]): str(row[1]) for row in info.get("DriverStatus") or () if len(row) > 1}
+    return storage == "overlay2" and status.get("Backing Filesystem") == "xfs" and "pquota" in str(info)
+
+
+def _gaps(info: Mapping[str, Any], storage: str, *, quota: bool) -> dict[str, LimitGap]:
+    gaps: dict[str, LimitGap] = {}
+    delegate = "Delegate the controllers to the engine's user (rootless: `systemctl --user edit docker`, Delegate=yes)"
+    flags = {"memory_bytes": "MemoryLimit", "cpu_count": "CpuCfsQuota", "pids": "PidsLimit"}
+    for name, flag in flags.items():
+        if info.get(flag) is False:
+            gaps[name] = LimitGap(f"the container engine has no control group for it ({flag} is off)", delegate)
+    if not quota:
+        why = f"storage driver {storage!r} of the container engine cannot bound what a container writes"
+        gaps["disk_bytes"] = LimitGap(why, _OTHER_PROVIDER)
+    gaps["inodes"] = LimitGap("no storage driver of a container engine bounds the number of files", _OTHER_PROVIDER)
+    return gaps
