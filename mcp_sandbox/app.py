@@ -115,6 +115,7 @@ async def open_services(
     """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy."""
     from mcp_sandbox.service.execution import ExecutionService
     from mcp_sandbox.service.files import FileService
+    from mcp_sandbox.service.ports import PortService
     from mcp_sandbox.service.search import SearchService
     from mcp_sandbox.service.services import Services
     from mcp_sandbox.service.snapshots import SnapshotService
@@ -125,6 +126,7 @@ async def open_services(
             project=project, provider=provider, image=image, max_sandboxes=lifetimes.max_sandboxes, wanted=wanted
         ) as sandboxes,
         ExecutionService(sandboxes) as execution,
+        PortService(sandboxes) as ports,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(sandboxes.housekeeping.run, lifetimes)
@@ -134,5 +136,6 @@ async def open_services(
             files=FileService(sandboxes),
             search=SearchService(sandboxes),
             snapshots=SnapshotService(sandboxes),
+            ports=ports,
         )
         tasks.cancel_scope.cancel()

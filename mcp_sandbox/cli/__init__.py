@@ -39,6 +39,7 @@ COMMANDS = {
     "ls": Command("mcp_sandbox.cli.ls", "list sandboxes"),
     "diff": Command("mcp_sandbox.cli.diff", "show what changed since the start or a snapshot"),
     "fork": Command("mcp_sandbox.cli.fork", "make new sandboxes from a live one"),
+    "expose": Command("mcp_sandbox.cli.expose", "reach a server in a sandbox from this machine"),
     "rm": Command("mcp_sandbox.cli.rm", "destroy sandboxes"),
     "gc": Command("mcp_sandbox.cli.gc", "remove what killed processes left behind"),
     "snapshot": Command("mcp_sandbox.cli.snapshot", "create, list, restore, delete, export and import snapshots"),

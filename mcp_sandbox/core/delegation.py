@@ -28,6 +28,7 @@ from mcp_sandbox.core.files import (
 )
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.leftovers import Leftover, Remembered
+from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Forked, Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -151,6 +152,10 @@ class DelegatingSandbox(Sandbox):
         """Make copies, wrapped like this one."""
         forked = await self._inner.fork(specs)
         return replace(forked, sandboxes=[self.wrap(sandbox) for sandbox in forked.sandboxes])
+
+    async def dial(self, request: DialRequest) -> Connection:
+        """Connect to a server inside."""
+        return await self._inner.dial(request)
 
 
 class DelegatingProvider(Provider):

@@ -34,6 +34,7 @@ from mcp_sandbox.core.files import (
 )
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.leftovers import Leftover, Remembered
+from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 
@@ -146,6 +147,15 @@ class Sandbox(abc.ABC):
         Commands that run here go on.
         """
         raise unsupported(self.provider_name, Verb.FORK)
+
+    async def dial(self, request: DialRequest) -> Connection:
+        """Connect to a server inside, whatever the network mode. Optional: `Verb.EXPOSE`.
+
+        Raises:
+            ConnectionRefusedError: Nothing listens there.
+            TimeoutError: It does not accept.
+        """
+        raise unsupported(self.provider_name, Verb.EXPOSE)
 
     async def __aenter__(self) -> Self:
         """Return itself."""

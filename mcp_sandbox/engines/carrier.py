@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anyio.abc import ByteReceiveStream, ByteSendStream
+from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream
 
 from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError, SandboxGoneError
 from mcp_sandbox.core.exec import ExecRequest, Execution
@@ -14,6 +14,7 @@ from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.wire import GuestProtocolError, Type
 
 __all__ = [
+    "Duplex",
     "GuestCarrier",
     "GuestRestarting",
     "Reply",
@@ -56,6 +57,14 @@ class Sink:
     stream: ByteSendStream
 
 
+@dataclass(frozen=True, slots=True)
+class Duplex:
+    """A connection inside the sandbox, with the reply that came first."""
+
+    reply: Reply
+    stream: ByteStream
+
+
 class GuestCarrier(abc.ABC):
     """One connection. Requests may overlap; a lost connection fails them all."""
 
@@ -89,6 +98,10 @@ class GuestCarrier(abc.ABC):
     @abc.abstractmethod
     async def feed(self, kind: Type, payload: bytes, data: ByteReceiveStream) -> Reply:
         """Send a request (`UNPACK`) that consumes a stream, and wait until it is carried out; raises like `request`."""
+
+    @abc.abstractmethod
+    async def duplex(self, kind: Type, payload: bytes) -> Duplex:
+        """Send a request (`CONNECT`) that opens both directions; raises like `request`."""
 
     @abc.abstractmethod
     async def exec(self, request: ExecRequest, environment: Sequence[str]) -> Execution:

@@ -2,15 +2,43 @@
 
 import asyncio
 import os
+import socket
+import stat
 
 import anyio
 from anyio import to_thread
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-__all__ = ["FileSource", "FileTarget", "PipeSource", "PipeTarget", "write_pipe"]
+from mcp_sandbox.guest.wire import GuestProtocolError
+
+__all__ = ["FileSource", "FileTarget", "PipeSource", "PipeTarget", "regular_file", "seqpacket_pair", "write_pipe"]
 
 CHUNK_BYTES = 1 << 18
 IN_PLACE_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
+
+
+def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected SEQPACKET sockets with room for many frames."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    return pair
+
+
+def regular_file(descriptor: int | None) -> int:
+    """Return the descriptor of a regular file that an agent passed; on anything else our loop might wait for ever.
+
+    Raises:
+        GuestProtocolError: There is none, or it is something else.
+    """
+    if descriptor is None:
+        raise GuestProtocolError("an open file without its descriptor")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise GuestProtocolError("a descriptor that is no regular file")
+    return descriptor
 
 
 async def write_pipe(descriptor: int, data: bytes) -> None:

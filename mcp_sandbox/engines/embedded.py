@@ -21,6 +21,7 @@ from mcp_sandbox.core.errors import CapacityError, ProviderError, SandboxGoneErr
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.bases import Bases
 from mcp_sandbox.engines.carrier import no_answer
+from mcp_sandbox.engines.descriptors import seqpacket_pair
 from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity, choose_identity
 from mcp_sandbox.engines.image_store import ImageStore, is_image
@@ -29,7 +30,7 @@ from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
 from mcp_sandbox.engines.limit_watch import RESERVE_VARIABLE, reserve_bytes
 from mcp_sandbox.engines.limiting import Limiting
-from mcp_sandbox.engines.local_carrier import LocalCarrier, seqpacket_pair
+from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.plan import SPOOL, Volume, sandbox_plan
 from mcp_sandbox.engines.seccomp import build_filter
 from mcp_sandbox.engines.spares import Spares

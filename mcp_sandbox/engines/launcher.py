@@ -17,8 +17,8 @@ import anyio
 
 from mcp_sandbox.core.errors import ProviderError
 from mcp_sandbox.engines.carrier import no_answer, os_error
+from mcp_sandbox.engines.descriptors import seqpacket_pair
 from mcp_sandbox.engines.identity import Identity
-from mcp_sandbox.engines.local_carrier import seqpacket_pair
 from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.guest.wire import Frame, Type
 

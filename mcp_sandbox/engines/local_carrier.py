@@ -6,8 +6,8 @@ import errno
 import logging
 import os
 import socket
-import stat
 import struct
+import weakref
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,9 +15,20 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.exec import ExecRequest, Execution
-from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, no_answer, os_error
-from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, write_pipe
+from mcp_sandbox.engines.carrier import (
+    Duplex,
+    GuestRestarting,
+    Reply,
+    Sink,
+    Source,
+    error_fields,
+    gone,
+    no_answer,
+    os_error,
+)
+from mcp_sandbox.engines.descriptors import FileSource, FileTarget, PipeSource, regular_file, write_pipe
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
+from mcp_sandbox.engines.guest_socket import GuestSocket
 from mcp_sandbox.engines.local_execution import Lingering, LocalExecution
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits
 from mcp_sandbox.guest.wire import (
@@ -33,23 +44,13 @@ from mcp_sandbox.guest.wire import (
     open_payload,
 )
 
-__all__ = ["LocalCarrier", "seqpacket_pair"]
+__all__ = ["LocalCarrier"]
 
 _log = logging.getLogger(__name__)
 ANCILLARY_BYTES = socket.CMSG_SPACE(4 * 4)
-BUFFER_BYTES = 1 << 20
 RETRY_S = 0.002
 """Between attempts to send what the kernel did not take; rare, and a full socket is not the only reason."""
 WELCOME_S = 10.0
-
-
-def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected SEQPACKET sockets with room for many frames."""
-    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in pair:
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
-    return pair
 
 
 class LocalCarrier(CommandCarrier):
@@ -69,6 +70,7 @@ class LocalCarrier(CommandCarrier):
         self._pending: dict[int, asyncio.Future[tuple[Frame, int | None]]] = {}
         self._commands: dict[int, LocalExecution] = {}
         self._welcome: asyncio.Future[tuple[Frame, int | None]] = self._loop.create_future()
+        self._sockets: weakref.WeakSet[GuestSocket] = weakref.WeakSet()
         self._lingering = Lingering()
         self._restarting = False
         self._closed = False
@@ -112,7 +114,7 @@ class LocalCarrier(CommandCarrier):
     async def open_file(self, path: str, offset: int, length: int | None) -> Source:
         """Open a file and read it through its descriptor."""
         reply = await self._ask(Type.OPEN, open_payload(0, 0, path, offset), ())
-        return Source(reply, FileSource(_required(reply), length))
+        return Source(reply, FileSource(regular_file(reply.descriptor), length))
 
     async def source(self, kind: Type, payload: bytes) -> Source:
         """Let a worker write into a pipe."""
@@ -132,7 +134,15 @@ class LocalCarrier(CommandCarrier):
     async def sink(self, kind: Type, payload: bytes) -> Sink:
         """Open a file for writing."""
         reply = await self._ask(kind, payload, ())
-        return Sink(reply, FileTarget(_required(reply), is_new=kind is Type.CREATE))
+        return Sink(reply, FileTarget(regular_file(reply.descriptor), is_new=kind is Type.CREATE))
+
+    async def duplex(self, kind: Type, payload: bytes) -> Duplex:
+        """Open a connection."""
+        reply = await self._ask(kind, payload, ())
+        stream = GuestSocket.of(reply.descriptor)
+        self._sockets.add(stream)
+        await stream.connected()
+        return Duplex(reply, stream)
 
     async def feed(self, kind: Type, payload: bytes, data: ByteReceiveStream) -> Reply:
         """Pump `data` into a worker and wait for its verdict."""
@@ -328,6 +338,8 @@ class LocalCarrier(CommandCarrier):
         for execution in list(self._commands.values()):
             execution.lost()
         self._commands.clear()
+        for stream in self._sockets:
+            stream.lost()
         if self._welcome.done() and not self._welcome.cancelled():
             self._welcome.exception()
 
@@ -347,16 +359,6 @@ def _reply(frame: Frame, descriptor: int | None) -> Reply:
 def _close(descriptor: int | None) -> None:
     if descriptor is not None:
         os.close(descriptor)
-
-
-def _required(reply: Reply) -> int:
-    """Return the descriptor of a regular file; on anything else our loop might wait for ever."""
-    if reply.descriptor is None:
-        raise GuestProtocolError("an open file without its descriptor")
-    if not stat.S_ISREG(os.fstat(reply.descriptor).st_mode):
-        os.close(reply.descriptor)
-        raise GuestProtocolError("a descriptor that is no regular file")
-    return reply.descriptor
 
 
 class _WorkerSource(PipeSource):

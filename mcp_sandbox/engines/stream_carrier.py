@@ -12,7 +12,7 @@ from anyio.abc import ByteReceiveStream, ByteStream
 
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.sandbox import Limits
-from mcp_sandbox.engines.carrier import GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
+from mcp_sandbox.engines.carrier import Duplex, GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
 from mcp_sandbox.engines.stream_channels import (
     STDERR,
@@ -20,6 +20,7 @@ from mcp_sandbox.engines.stream_channels import (
     TO_GUEST,
     BoundedInlet,
     ChannelCarrier,
+    ChannelPair,
     Inlet,
     Outlet,
     WorkerInlet,
@@ -27,8 +28,6 @@ from mcp_sandbox.engines.stream_channels import (
 from mcp_sandbox.engines.stream_execution import OUTPUT, StreamExecution
 from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.wire import (
-    FRAME_MAX,
-    HEAD,
     MESSAGE_MAX,
     MORE,
     PROTOCOL_VERSION,
@@ -38,6 +37,7 @@ from mcp_sandbox.guest.wire import (
     Type,
     encode,
     open_payload,
+    whole_frames,
 )
 
 __all__ = ["StreamCarrier"]
@@ -113,11 +113,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         """Open a file and let its bytes come."""
         number = self._next()
         inlet = self._expect(number, STDOUT)
-        try:
-            reply = _reply(await self._ask(Type.OPEN, open_payload(0, 0, path, offset), number))
-        except BaseException:
-            self._abandon(number)
-            raise
+        reply = await self._open(Type.OPEN, open_payload(0, 0, path, offset), number)
         return Source(reply, BoundedInlet(inlet, length))
 
     async def source(self, kind: Type, payload: bytes) -> Source:
@@ -138,12 +134,13 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         """Open a file for writing."""
         number = self._next()
         outlet = self._supply(number)
-        try:
-            reply = _reply(await self._ask(kind, payload, number))
-        except BaseException:
-            self._abandon(number)
-            raise
-        return Sink(reply, outlet)
+        return Sink(await self._open(kind, payload, number), outlet)
+
+    async def duplex(self, kind: Type, payload: bytes) -> Duplex:
+        """Open a connection."""
+        number = self._next()
+        pair = ChannelPair(self._expect(number, STDOUT), self._supply(number))
+        return Duplex(await self._open(kind, payload, number), pair)
 
     async def feed(self, kind: Type, payload: bytes, data: ByteReceiveStream) -> Reply:
         """Pump `data` into a worker and wait for its verdict."""
@@ -271,6 +268,14 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         await self.drained()
         return await self._begin(kind, payload, number)
 
+    async def _open(self, kind: Type, payload: bytes, number: int) -> Reply:
+        """Ask for what has channels; without a good answer they are closed."""
+        try:
+            return _reply(await self._ask(kind, payload, number))
+        except BaseException:
+            self._abandon(number)
+            raise
+
     def _begin(self, kind: Type, payload: bytes, number: int) -> "asyncio.Future[Frame]":
         if self._closed:
             raise GuestRestarting
@@ -288,16 +293,8 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
             async for piece in self._transport:
                 self._heard_at = self._loop.time()
                 buffer += piece
-                at = 0
-                while len(buffer) - at >= HEAD.size:
-                    (length,) = struct.unpack_from("<I", buffer, at)
-                    if length > FRAME_MAX:
-                        raise GuestProtocolError(f"a frame of {length} bytes")
-                    if len(buffer) - at < HEAD.size + length:
-                        break
-                    self._dispatch(Frame.decode(bytes(buffer[at : at + HEAD.size + length])))
-                    at += HEAD.size + length
-                del buffer[:at]
+                for frame in whole_frames(buffer):
+                    self._dispatch(frame)
         except (GuestProtocolError, struct.error) as error:
             _log.warning("cut off a guest agent that broke the protocol: %s", error)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):

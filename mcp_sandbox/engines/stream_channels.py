@@ -8,13 +8,25 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
-from anyio.abc import ByteReceiveStream, ByteSendStream
+from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream
 
+from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.engines.carrier import os_error
 from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.wire import FRAME_MAX, GuestProtocolError, Type
 
-__all__ = ["STDERR", "STDOUT", "TO_GUEST", "WINDOW", "BoundedInlet", "ChannelCarrier", "Inlet", "Outlet", "WorkerInlet"]
+__all__ = [
+    "STDERR",
+    "STDOUT",
+    "TO_GUEST",
+    "WINDOW",
+    "BoundedInlet",
+    "ChannelCarrier",
+    "ChannelPair",
+    "Inlet",
+    "Outlet",
+    "WorkerInlet",
+]
 
 WINDOW: Final = 256 << 10
 """Bytes that a sender may be ahead of the receiver's credit."""
@@ -253,3 +265,33 @@ class Outlet(ByteSendStream):
             await self._moved.wait()
         if self._loss is not None or self._verdict not in (0, _EPIPE):
             raise self._failure()
+
+
+class ChannelPair(ByteStream):
+    """The two channels of a connection on a byte-stream carrier."""
+
+    def __init__(self, inlet: Inlet, outlet: Outlet) -> None:
+        self._inlet, self._outlet = inlet, outlet
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Return the next bytes."""
+        try:
+            return await self._inlet.receive(max_bytes)
+        except (OSError, SandboxError) as error:
+            raise anyio.BrokenResourceError from error
+
+    async def send(self, item: bytes) -> None:
+        """Send all of `item`."""
+        try:
+            await self._outlet.send(item)
+        except (OSError, SandboxError) as error:
+            raise anyio.BrokenResourceError from error
+
+    async def send_eof(self) -> None:
+        """End what goes in."""
+        self._outlet.close()
+
+    async def aclose(self) -> None:
+        """Give up what is not through yet. Idempotent."""
+        self._outlet.close()
+        self._inlet.close()

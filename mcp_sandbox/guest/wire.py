@@ -24,6 +24,7 @@ __all__ = [
     "fields",
     "open_payload",
     "strings",
+    "whole_frames",
 ]
 
 PROTOCOL_VERSION: Final = 1
@@ -138,6 +139,26 @@ class Frame:
         if len(self.payload) < 4:
             raise GuestProtocolError(f"a number of {len(self.payload)} bytes")
         return int.from_bytes(self.payload[:4], "little")
+
+
+def whole_frames(buffer: bytearray) -> Iterator[Frame]:
+    """Take the frames that are whole off the beginning of a stream's bytes.
+
+    Raises:
+        GuestProtocolError: One is longer than a frame may be.
+    """
+    at = 0
+    try:
+        while len(buffer) - at >= HEAD.size:
+            (length,) = struct.unpack_from("<I", buffer, at)
+            if length > FRAME_MAX:
+                raise GuestProtocolError(f"a frame of {length} bytes")
+            if len(buffer) - at < HEAD.size + length:
+                return
+            at += HEAD.size + length
+            yield Frame.decode(bytes(buffer[at - HEAD.size - length : at]))
+    finally:
+        del buffer[:at]
 
 
 def encode(kind: Type, number: int, payload: bytes, channel: int = 0) -> Iterator[bytes]:

@@ -25,6 +25,7 @@ from mcp_sandbox.core.files import (
     WriteResult,
 )
 from mcp_sandbox.core.image import Image, ImageRequest
+from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Forked, Provider, Sandbox, unsupported
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -146,6 +147,12 @@ class GuardedSandbox(DelegatingSandbox):
         _require(self.provider_name, self.capabilities, Verb.FORK)
         admitted = [admit_spec(self._policy, self.provider_name, self.capabilities, spec) for spec in specs]
         return await super().fork(admitted)
+
+    async def dial(self, request: DialRequest) -> Connection:
+        """Connect to a server inside, at a port that can be."""
+        _require(self.provider_name, self.capabilities, Verb.EXPOSE)
+        admit_range("port", request.port, 1, 65_535)
+        return await self._inner.dial(request)
 
 
 class GuardedProvider(DelegatingProvider):

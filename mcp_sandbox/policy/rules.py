@@ -162,10 +162,12 @@ def admit_mode(mode: int) -> None:
         raise InvalidRequestError(f"mode = {mode:#o} refused", why="it is not within 0 to 0o7777", fix="Correct it")
 
 
-def admit_range(name: str, value: int, least: int) -> None:
-    """Refuse a count or an offset below what makes sense."""
+def admit_range(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Refuse a count, an offset or a port beyond what makes sense."""
     if value < least:
         raise InvalidRequestError(f"{name} = {value} refused", why=f"it is below {least}", fix="Correct it")
+    if most is not None and value > most:
+        raise InvalidRequestError(f"{name} = {value} refused", why=f"it is above {most}", fix="Correct it")
 
 
 def _admit_env(policy: Policy, env: Mapping[str, str]) -> None:

@@ -10,13 +10,7 @@ from typing import Any, Self
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.core.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    ProviderError,
-    SandboxError,
-    StateError,
-)
+from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, ProviderError, SandboxError, StateError
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
@@ -282,6 +276,11 @@ class SandboxService:
     async def note_parent(self, record: SandboxRecord, parent: SnapshotId | None) -> None:
         """Remember which snapshot a sandbox last took or was restored to."""
         await self._registry.update(record.id, parent=parent)
+
+    def tell_again(self, live: LiveSandbox) -> None:
+        """Leave the notices of an opened sandbox to the next call: whoever opened it speaks to nobody."""
+        for notice in live.notices:
+            self._connections.tell(live.record.id, notice)
 
     async def provider(self, name: str) -> Provider:
         """Return an opened provider."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mcp_sandbox.service.execution import ExecutionService
 from mcp_sandbox.service.files import FileService
+from mcp_sandbox.service.ports import PortService
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.search import SearchService
 from mcp_sandbox.service.snapshots import SnapshotService
@@ -20,3 +21,4 @@ class Services:
     files: FileService
     search: SearchService
     snapshots: SnapshotService
+    ports: PortService

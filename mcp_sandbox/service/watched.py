@@ -25,6 +25,7 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
+from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Forked, Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -139,3 +140,8 @@ class WatchedSandbox(DelegatingSandbox):
         """Make sandboxes that start as this one is."""
         with self._watch:
             return await self._inner.fork(specs)
+
+    async def dial(self, request: DialRequest) -> Connection:
+        """Connect to a server inside."""
+        with self._watch:
+            return await self._inner.dial(request)

@@ -9,6 +9,7 @@ from mcp_sandbox.testing.files import FileContract
 from mcp_sandbox.testing.kernel import KernelContract
 from mcp_sandbox.testing.lifecycle import LifecycleContract
 from mcp_sandbox.testing.limits import LimitContract
+from mcp_sandbox.testing.ports import PortContract
 from mcp_sandbox.testing.snapshots import SnapshotContract
 from mcp_sandbox.testing.trees import ProcessTreeContract
 from mcp_sandbox.testing.workspaces import WorkspaceContract
@@ -29,5 +30,6 @@ class ProviderContract(
     ConfinementContract,
     KernelContract,
     LimitContract,
+    PortContract,
 ):
     """Everything."""

@@ -18,8 +18,9 @@ from mcp_sandbox.core.exec import ExecRequest, Exited
 from mcp_sandbox.core.files import ListRequest, ReadRequest, StatRequest, WriteRequest
 from mcp_sandbox.core.streams import BytesStream, read_all
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting
+from mcp_sandbox.engines.descriptors import seqpacket_pair
 from mcp_sandbox.engines.guest_files import list_tree, read_file, stat_path, write_file
-from mcp_sandbox.engines.local_carrier import LocalCarrier, seqpacket_pair
+from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.engines.stream_channels import WINDOW
 from mcp_sandbox.guest.wire import FRAME_MAX, MORE, GuestProtocolError, Type, fields

@@ -37,7 +37,7 @@ def test_every_profile_holds_the_one_before_it() -> None:
     names = [{tool.name for tool in tools_for(profile)} for profile in PROFILES]
     assert names[0] < names[1] < names[2]
     assert names[0] == {"exec", "read_file", "write_file"}
-    assert names[2] - names[1] == {"snapshot_delete", "sandbox_fork"}
+    assert names[2] - names[1] == {"snapshot_delete", "sandbox_fork", "expose_port"}
 
 
 @pytest.mark.parametrize("tool", ALL_TOOLS, ids=lambda tool: tool.name)
@@ -89,5 +89,5 @@ def test_tools_are_declared_without_loading_anything() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(mcp_sandbox.__file__).parents[1])},
     )
-    ours = ("catalog", "exec", "files", "listing", "sandboxes", "snapshots", "tool")
+    ours = ("catalog", "exec", "files", "listing", "ports", "sandboxes", "snapshots", "tool")
     assert shown.stdout.split() == ["mcp_sandbox", "mcp_sandbox.tools", *(f"mcp_sandbox.tools.{name}" for name in ours)]

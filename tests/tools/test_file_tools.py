@@ -13,6 +13,7 @@ from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.providers.memory import MemoryProvider
 from mcp_sandbox.service.execution import ExecutionService
 from mcp_sandbox.service.files import FileService
+from mcp_sandbox.service.ports import PortService
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.search import SearchService
 from mcp_sandbox.service.services import Services
@@ -68,6 +69,7 @@ async def client(tmp_path: Path) -> AsyncGenerator[Client]:
                 files=FileService(sandboxes),
                 search=SearchService(sandboxes),
                 snapshots=SnapshotService(sandboxes),
+                ports=PortService(sandboxes),
             )
         )
 

@@ -16,6 +16,7 @@ from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.service.execution import ExecutionService
 from mcp_sandbox.service.files import FileService
+from mcp_sandbox.service.ports import PortService
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.search import SearchService
 from mcp_sandbox.service.services import Services
@@ -80,9 +81,10 @@ async def _client(home: Path) -> AsyncGenerator[Client]:
             template=SandboxSpec(id=SandboxId("template")),
         ) as sandboxes,
         ExecutionService(sandboxes) as execution,
+        PortService(sandboxes) as ports,
     ):
         files, search = FileService(sandboxes), SearchService(sandboxes)
-        yield Client(Services(sandboxes, execution, files, search, SnapshotService(sandboxes)))
+        yield Client(Services(sandboxes, execution, files, search, SnapshotService(sandboxes), ports))
 
 
 @pytest.fixture

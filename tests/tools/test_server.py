@@ -65,7 +65,7 @@ async def test_tools_are_listed_with_every_annotation_and_a_closed_schema(client
     assert [tool.name for tool in tools] == [
         *("exec", "job", "read_file", "write_file", "edit_file", "list_files", "search_files"),
         *("snapshot_create", "snapshot_list", "snapshot_restore", "snapshot_delete"),
-        *("sandbox_create", "sandbox_fork", "sandbox_list", "sandbox_destroy"),
+        *("sandbox_create", "sandbox_fork", "sandbox_list", "sandbox_destroy", "expose_port"),
     ]
     for tool in tools:
         assert tool.description

@@ -15,7 +15,8 @@ struct channel {
   uint64_t sent;                  /* bytes that went to the host */
   uint16_t number;
   int fd;
-  bool datagrams, closing;        /* the host sent its end; close once flushed */
+  bool socket, datagrams;
+  bool closing;                   /* the host sent its end; close once flushed */
   char *buffer;                   /* what the descriptor did not take yet; or what a command said before its end */
   size_t length, start;
 };

@@ -60,10 +60,11 @@ bool open_channel(uint32_t id, uint16_t number, int fd) {
     if (fd >= 0) close(fd);
     return false;
   }
-  bool datagrams = getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_DGRAM;
+  bool is_socket = getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0;
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   channels[channel_count++] =
-      (struct channel){.id = id, .number = number, .fd = fd, .window = WINDOW, .datagrams = datagrams};
+      (struct channel){.id = id, .number = number, .fd = fd, .window = WINDOW, .socket = is_socket,
+                       .datagrams = is_socket && type == SOCK_DGRAM};
   return true;
 }
 
@@ -185,12 +186,24 @@ void data_from_host(uint32_t id, uint16_t number, const char *data, size_t lengt
   pump_in(c);
 }
 
+/* Who wants nothing more from a server, and has nothing more to say to it, has given the connection up: what the server
+   did not take yet must not stay here until it does. */
+static void give_up(uint32_t id) {
+  struct channel *c = find_channel(id, TO_GUEST);
+  struct linger reset = {1, 0};
+  if (!c || !c->closing || !c->socket) return;
+  setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  close_channel(c, ECONNRESET, true);
+}
+
 void close_from_host(struct channel *c) {
+  uint32_t id = c->id;
   if (c->number == TO_GUEST) {
     c->closing = true;
     pump_in(c);
   } else {
     close_channel(c, 0, true);
+    give_up(id);
   }
 }
 

@@ -66,6 +66,7 @@ class LocalProvider(Provider):
                 Verb.CREATE_FROM_SNAPSHOT: native,
                 Verb.FORK: native,
                 Verb.DIFF: native,
+                Verb.EXPOSE: native,
                 Verb.IMAGES: VerbSupport(Support.NATIVE, "directories, tar and docker archives; built by debootstrap"),
             },
             snapshot_holds=frozenset({Facet.FILES}),

@@ -35,10 +35,11 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
+from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Forked, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
-from mcp_sandbox.engines import guest_files, guest_trees
+from mcp_sandbox.engines import guest_files, guest_ports, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
@@ -191,6 +192,9 @@ class LocalSandbox(Sandbox):
 
     async def download(self, request: DownloadRequest) -> ByteReceiveStream:
         return await self._with(lambda carrier: guest_trees.pack_tar(carrier, request))
+
+    async def dial(self, request: DialRequest) -> Connection:
+        return await self._with(lambda carrier: guest_ports.dial(carrier, request))
 
     async def snapshot(self, request: SnapshotRequest) -> NativeContent:
         if extra := request.holds - self._capabilities.snapshot_holds:

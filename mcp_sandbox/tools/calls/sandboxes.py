@@ -1,11 +1,12 @@
 """What `sandbox_create`, `sandbox_fork`, `sandbox_list` and `sandbox_destroy` do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mcp_sandbox.core.sandbox import SandboxState
 from mcp_sandbox.service.forking import fork
 from mcp_sandbox.service.limits import own_limits
+from mcp_sandbox.service.ports import ExposedPort
 from mcp_sandbox.service.quantities import seconds_of
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxSummary
 from mcp_sandbox.tools.call import Answer, Call
@@ -59,7 +60,7 @@ def _use(facts: list[dict[str, Any]]) -> str:
 async def sandbox_list(call: Call) -> Answer:
     """List the project's sandboxes."""
     summaries = list(await call.services.sandboxes.list())
-    facts = [_listed(summary) for summary in summaries[-_MOST_LISTED:]]
+    facts = [_listed(summary, call.services.ports.of(summary.record.id)) for summary in summaries[-_MOST_LISTED:]]
     if not facts:
         text = "No sandboxes yet. The project's own is made as soon as a tool uses it."
     else:
@@ -72,6 +73,7 @@ async def sandbox_list(call: Call) -> Answer:
 async def sandbox_destroy(call: Call) -> Answer:
     """Destroy a sandbox."""
     record = await call.services.sandboxes.destroy(call.arguments["sandbox"])
+    await call.services.ports.forget(record.id)
     kept = "Its snapshots stay" + ("; the next use of a tool makes a new one" if record.is_default else "")
     return Answer(
         text=f"Destroyed {_line({'id': record.id, 'name': record.name})}. {kept}.",
@@ -90,7 +92,7 @@ def _created(live: LiveSandbox) -> dict[str, Any]:
     }
 
 
-def _listed(summary: SandboxSummary) -> dict[str, Any]:
+def _listed(summary: SandboxSummary, ports: Sequence[ExposedPort]) -> dict[str, Any]:
     record = summary.record
     return {
         "id": record.id,
@@ -103,6 +105,7 @@ def _listed(summary: SandboxSummary) -> dict[str, Any]:
         "last_used_at": seconds_of(record.last_used_at),
         "snapshot": (record.parent or "")[:_SHORT],
         "limits": own_limits(record.limits) + " (best effort)" * record.best_effort,
+        "ports": ", ".join(f"{exposed.port} as {exposed.url}" for exposed in ports),
     }
 
 
