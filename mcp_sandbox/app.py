@@ -25,6 +25,7 @@ from mcp_sandbox.store.record import Owner
 from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore
 from mcp_sandbox.wrappers.limited import LimitedProvider
+from mcp_sandbox.wrappers.pooled import PooledProvider
 
 if TYPE_CHECKING:
     from mcp_sandbox.service.services import Services
@@ -35,8 +36,14 @@ DEFAULT_PROVIDER = os.environ.get("MCP_SANDBOX_PROVIDER") or "local"
 _DOUBLE = "memory"
 
 
-def guarded_provider(name: str, state: StateDirectories, policy: Policy | None = None) -> Provider:
+def guarded_provider(name: str, state: StateDirectories, policy: Policy | None = None, *, pool: int = 0) -> Provider:
     """Construct a provider behind the policy; nobody gets hold of a raw one.
+
+    Args:
+        name: The provider.
+        state: Where it keeps what it needs to remember.
+        policy: What it may be asked for.
+        pool: How many sandboxes are kept ready for the next ones.
 
     Raises:
         ConfigError: There is no such provider.
@@ -45,7 +52,8 @@ def guarded_provider(name: str, state: StateDirectories, policy: Policy | None =
     policy = policy or Policy()
     if name == _DOUBLE:  # the double for tests runs no programs, so there is nothing to isolate
         policy = replace(policy, min_isolation=Isolation.NONE)
-    return GuardedProvider(LimitedProvider(providers.load(name, state.provider(name))), policy)
+    raw = providers.load(name, state.provider(name))
+    return GuardedProvider(LimitedProvider(PooledProvider(raw, size=pool)), policy)
 
 
 def template(project: str, wanted: WantedLimits | None = None) -> SandboxSpec:
@@ -64,6 +72,7 @@ async def open_sandboxes(
     everywhere: bool = False,
     max_sandboxes: int = Lifetimes().max_sandboxes,
     wanted: WantedLimits | None = None,
+    pool: int = 0,
 ) -> AsyncGenerator[SandboxService]:
     """Open the sandboxes of one server or command. Providers are reached only when they are needed.
 
@@ -74,6 +83,7 @@ async def open_sandboxes(
         everywhere: Whether handles and lists reach beyond the project.
         max_sandboxes: How many sandboxes a project may have.
         wanted: Limits of new sandboxes; `None` is those that `MCP_SANDBOX_MEMORY` and the like ask for.
+        pool: How many sandboxes the provider of new ones keeps ready.
 
     Raises:
         ConfigError: The state directory cannot be used, or a sandbox of this project would show it.
@@ -85,14 +95,15 @@ async def open_sandboxes(
             why="the directory of the project holds the state of all sandboxes",
             fix="Set MCP_SANDBOX_HOME to a directory outside of it, or choose another project with --project",
         )
+    chosen = provider or DEFAULT_PROVIDER
     async with (
         Settler() as settler,
         SandboxService(
             registry=Registry(state.registry, settler.later),
             snapshots=SnapshotStore(state.snapshots, settler.later),
-            open_provider=lambda name: guarded_provider(name, state),
+            open_provider=lambda name: guarded_provider(name, state, pool=pool if name == chosen else 0),
             owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
-            provider=provider or DEFAULT_PROVIDER,
+            provider=chosen,
             template=template(project, wanted or find_limits({})),
             everywhere=everywhere,
             max_sandboxes=max_sandboxes,
@@ -111,11 +122,13 @@ async def open_services(
     image: str = "",
     lifetimes: Lifetimes | None = None,
     wanted: WantedLimits | None = None,
+    pool: int = 0,
 ) -> "AsyncGenerator[Services]":
     """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy."""
     from mcp_sandbox.service.execution import ExecutionService
     from mcp_sandbox.service.files import FileService
     from mcp_sandbox.service.ports import PortService
+    from mcp_sandbox.service.readiness import expect_more
     from mcp_sandbox.service.search import SearchService
     from mcp_sandbox.service.services import Services
     from mcp_sandbox.service.snapshots import SnapshotService
@@ -123,13 +136,20 @@ async def open_services(
     lifetimes = lifetimes or Lifetimes()
     async with (
         open_sandboxes(
-            project=project, provider=provider, image=image, max_sandboxes=lifetimes.max_sandboxes, wanted=wanted
+            project=project,
+            provider=provider,
+            image=image,
+            max_sandboxes=lifetimes.max_sandboxes,
+            wanted=wanted,
+            pool=pool,
         ) as sandboxes,
         ExecutionService(sandboxes) as execution,
         PortService(sandboxes) as ports,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(sandboxes.housekeeping.run, lifetimes)
+        if pool:
+            tasks.start_soon(expect_more, sandboxes, provider or DEFAULT_PROVIDER)
         yield Services(
             sandboxes=sandboxes,
             execution=execution,

@@ -9,6 +9,7 @@ import sys
 from mcp_sandbox import __version__
 from mcp_sandbox.settings.lifetimes import lifetimes
 from mcp_sandbox.settings.limits import BEST_EFFORT, LIMIT_OPTIONS, WantedLimits, find_limits
+from mcp_sandbox.settings.pool import find_pool
 from mcp_sandbox.settings.project import find_project
 from mcp_sandbox.tools.catalog import tools_for
 from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
@@ -33,13 +34,14 @@ _NAMES = {
     "--idle-time": "idle_time",
     "--max-age": "max_age",
     "--max-sandboxes": "max_sandboxes",
+    "--pool": "pool",
 }
 
 
 class Options:
     """What can be said to a server."""
 
-    __slots__ = ("image", "lifetimes", "limits", "project", "provider", "tool_prefix", "tools")
+    __slots__ = ("image", "lifetimes", "limits", "pool", "project", "provider", "tool_prefix", "tools")
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Options:
         idle_time: str | None = None,
         max_age: str | None = None,
         max_sandboxes: str | None = None,
+        pool: str | None = None,
         limits: "Mapping[str, str | bool | None] | None" = None,
     ) -> None:
         self.project = project
@@ -60,6 +63,7 @@ class Options:
         self.tools = tools
         self.tool_prefix = tool_prefix
         self.lifetimes = lifetimes(idle_time=idle_time, max_age=max_age, max_sandboxes=max_sandboxes)
+        self.pool = pool
         self.limits = limits or {}
 
 
@@ -68,15 +72,16 @@ def main(arguments: list[str]) -> int:
     options = _parsed(arguments)
     project = find_project(options.project)
     wanted = find_limits(options.limits)
+    pool = find_pool(options.pool)
     if sys.platform == "win32":
-        return _serve(options, project, wanted, None, None)
+        return _serve(options, project, wanted, pool, None, None)
     wire = claim_wire()
     preparation = Preparation(_load)
     handover = answer_at_once(wire, _announcement(options), preparation)
     if handover is None:
         os._exit(0)
     preparation.finish()
-    return _serve(options, project, wanted, wire, handover)
+    return _serve(options, project, wanted, pool, wire, handover)
 
 
 def _load() -> None:
@@ -86,7 +91,12 @@ def _load() -> None:
 
 
 def _serve(
-    options: Options, project: str, wanted: WantedLimits | None, wire: Wire | None, handover: Handover | None
+    options: Options,
+    project: str,
+    wanted: WantedLimits | None,
+    pool: int,
+    wire: Wire | None,
+    handover: Handover | None,
 ) -> int:
     from mcp_sandbox.cli.serving import serve
 
@@ -98,6 +108,7 @@ def _serve(
         prefix=options.tool_prefix,
         lifetimes=options.lifetimes,
         wanted=wanted,
+        pool=pool,
         wire=wire,
         handover=handover,
     )
@@ -171,6 +182,11 @@ def _explained(arguments: list[str]) -> Options:
         help="keep a sandbox that is not a project's own as a snapshot only after so long without use (default: 30d)",
     )
     reader.add_argument("--max-sandboxes", metavar="N", help="how many a project may have (default: 256)")
+    reader.add_argument(
+        "--pool",
+        metavar="N",
+        help="keep N further sandboxes started, so that the next ones are there at once (default: 0)",
+    )
     add_limits(reader)
     parsed = vars(reader.parse_args(arguments))
     limits = {name: parsed.pop(name.replace("-", "_")) for name in (*LIMIT_OPTIONS, BEST_EFFORT)}

@@ -30,6 +30,7 @@ def serve(
     prefix: str,
     lifetimes: "dict[str, Any]",
     wanted: WantedLimits | None,
+    pool: int,
     wire: Wire | None,
     handover: Handover | None,
 ) -> None:
@@ -47,7 +48,9 @@ def serve(
             kept = Lifetimes(**lifetimes)
             services = Kept(
                 tasks,
-                lambda: open_services(project=project, provider=provider, image=image, lifetimes=kept, wanted=wanted),
+                lambda: open_services(
+                    project=project, provider=provider, image=image, lifetimes=kept, wanted=wanted, pool=pool
+                ),
             )
             server = build_server(services.get, profile=profile, prefix=prefix)
             tasks.start_soon(complain, services)

@@ -43,6 +43,7 @@ class Verb(StrEnum):
     FORK = "fork"
     DIFF = "diff"
     IMAGES = "images"
+    ADOPT = "adopt"
     EXPORT = "export"
     PAUSE = "pause"
     RESUME = "resume"
@@ -88,6 +89,8 @@ class Capabilities:
     snapshot_holds: frozenset[Facet] = frozenset()
     snapshot_side_effect: str = ""
     """What taking a snapshot does to the live sandbox, for a reader; empty where it does nothing."""
+    workspace_copied: bool = False
+    """Whether a project that is a workspace is copied when a sandbox is made; else it is shown from then on."""
     pause_holds: frozenset[Facet] = frozenset()
     network: frozenset[NetworkMode] = frozenset({NetworkMode.NONE})
     """Modes the engine really enforces."""

@@ -157,6 +157,10 @@ class DelegatingSandbox(Sandbox):
         """Connect to a server inside."""
         return await self._inner.dial(request)
 
+    async def adopt(self, spec: SandboxSpec) -> Sandbox:
+        """Become the sandbox that a spec describes."""
+        return self.wrap(await self._inner.adopt(spec))
+
 
 class DelegatingProvider(Provider):
     """A provider that passes everything on to another one, and wraps the sandboxes it gives out."""
@@ -220,6 +224,10 @@ class DelegatingProvider(Provider):
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds."""
         await self._inner.discard(content)
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Expect sandboxes like this one."""
+        await self._inner.prepare(spec)
 
     async def examine(self) -> Examination:
         """Try the boundary for real."""

@@ -6,10 +6,13 @@ from typing import Final
 
 from mcp_sandbox.core.sandbox import SandboxId
 
-__all__ = ["EXPIRES", "Leftover", "Remembered"]
+__all__ = ["EXPIRES", "KEEPER", "Leftover", "Remembered"]
 
 EXPIRES: Final = "mcp-sandbox.expires"
 """Label of a sandbox that was made for a passing purpose: until when, in UTC."""
+
+KEEPER: Final = "mcp-sandbox.kept-ready-by"
+"""Label of a blank sandbox that was started ahead: the process that keeps it ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

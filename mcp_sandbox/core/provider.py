@@ -157,6 +157,19 @@ class Sandbox(abc.ABC):
         """
         raise unsupported(self.provider_name, Verb.EXPOSE)
 
+    async def adopt(self, spec: SandboxSpec) -> "Sandbox":
+        """Become the sandbox that `spec` describes, and return it; this object is closed. Optional: `Verb.ADOPT`.
+
+        For blank sandboxes that were started ahead, from the same spec but for id, env and labels, which were empty.
+        If the provider copies the project when it makes a sandbox, the workspace was empty, too, and is filled now.
+        In one step: whoever is killed in the middle leaves the one or the other.
+
+        Raises:
+            StateError: There is a sandbox with this id; this one is still blank.
+            SandboxGoneError: It is not what `create` would make any more.
+        """
+        raise unsupported(self.provider_name, Verb.ADOPT)
+
     async def __aenter__(self) -> Self:
         """Return itself."""
         return self
@@ -245,6 +258,9 @@ class Provider(abc.ABC):
     async def discard(self, content: NativeContent) -> None:
         """Free what a snapshot alone holds. Optional: `Verb.SNAPSHOT`; no-op if it is gone."""
         raise unsupported(self.name, Verb.SNAPSHOT)
+
+    async def prepare(self, spec: SandboxSpec) -> None:  # noqa: B027 (nothing to do is an answer)
+        """Expect that sandboxes like this one, but for id, env and labels, will be created: a hint, for their speed."""
 
     async def examine(self) -> Examination:
         """Try the boundary for real, now, and say which fences hold; a provider without a self-test tries none."""

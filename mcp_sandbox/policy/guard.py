@@ -154,6 +154,11 @@ class GuardedSandbox(DelegatingSandbox):
         admit_range("port", request.port, 1, 65_535)
         return await self._inner.dial(request)
 
+    async def adopt(self, spec: SandboxSpec) -> Sandbox:
+        """Become an admitted sandbox."""
+        _require(self.provider_name, self.capabilities, Verb.ADOPT)
+        return await super().adopt(admit_spec(self._policy, self.provider_name, self.capabilities, spec))
+
 
 class GuardedProvider(DelegatingProvider):
     """A provider reached only through the policy."""
@@ -169,6 +174,10 @@ class GuardedProvider(DelegatingProvider):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create an admitted sandbox."""
         return await super().create(self._admit(spec))
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Expect admitted sandboxes."""
+        await super().prepare(self._admit(spec))
 
     async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
         """Create an admitted sandbox from a snapshot's content."""

@@ -1,5 +1,6 @@
 """The whole contract as one class: subclass it, override `provider`, and every promise is checked."""
 
+from mcp_sandbox.testing.adoption import AdoptionContract
 from mcp_sandbox.testing.archives import ArchiveContract
 from mcp_sandbox.testing.confinement import ConfinementContract
 from mcp_sandbox.testing.differences import DifferenceContract
@@ -27,6 +28,7 @@ class ProviderContract(
     SnapshotContract,
     DifferenceContract,
     WorkspaceContract,
+    AdoptionContract,
     ConfinementContract,
     KernelContract,
     LimitContract,

@@ -190,6 +190,7 @@ class LifecycleContract(Contract):
             Verb.SNAPSHOT: lambda: sandbox.snapshot(SnapshotRequest()),
             Verb.RESTORE: lambda: sandbox.restore(content),
             Verb.FORK: lambda: sandbox.fork([spec]),
+            Verb.ADOPT: lambda: sandbox.adopt(spec),
             Verb.CREATE_FROM_SNAPSHOT: lambda: provider.restore(content, spec),
             Verb.DIFF: lambda: provider.diff(DiffRequest(before=content, after=content)),
             Verb.IMAGES: lambda: provider.add_image(ImageRequest(name="image", source="/nowhere")),

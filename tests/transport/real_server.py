@@ -18,6 +18,7 @@ if __name__ == "__main__":
         prefix=sys.argv[2],
         lifetimes={},
         wanted=None,
+        pool=0,
         wire=wire,
         handover=None,
     )

@@ -262,7 +262,11 @@ def test_next_to_nothing_is_loaded_before_tools_are_listed(messages: list[Mappin
     assert set(done.stderr.decode().split()) == {
         *("fcntl", "select", "gc", "mcp_sandbox", "mcp_sandbox.cli", "mcp_sandbox.cli.serve"),
         *("mcp_sandbox.settings", "mcp_sandbox.settings.project"),
-        *("mcp_sandbox.settings.lifetimes", "mcp_sandbox.settings.limits"),  # how options are read
+        *(
+            "mcp_sandbox.settings.lifetimes",
+            "mcp_sandbox.settings.limits",
+            "mcp_sandbox.settings.pool",
+        ),  # how options are read
         *("mcp_sandbox.tools", *(f"mcp_sandbox.tools.{name}" for name in tools)),
         *("mcp_sandbox.transport", *(f"mcp_sandbox.transport.{name}" for name in transport)),
     }

@@ -17,7 +17,7 @@ from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, St
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, StateError
 from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.image import Image, ImageRequest
-from mcp_sandbox.core.leftovers import Leftover, Remembered
+from mcp_sandbox.core.leftovers import KEEPER, Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent
@@ -65,6 +65,7 @@ class LocalProvider(Provider):
                 Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
                 Verb.CREATE_FROM_SNAPSHOT: native,
                 Verb.FORK: native,
+                Verb.ADOPT: native,
                 Verb.DIFF: native,
                 Verb.EXPOSE: native,
                 Verb.IMAGES: VerbSupport(Support.NATIVE, "directories, tar and docker archives; built by debootstrap"),
@@ -98,7 +99,8 @@ class LocalProvider(Provider):
             state = new_state(spec, start)
             ready = await self._engine.spares.take(state)
             sandbox = await self._new(spec, start) if ready is None else self._handed_out(*ready)
-        self._engine.spares.refill(state)
+        if KEEPER not in spec.labels:  # whoever keeps some ready needs no others
+            self._engine.spares.refill(state)
         return sandbox
 
     async def _create(self, spec: SandboxSpec) -> LocalSandbox:

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.admission import require_enforceable
@@ -226,6 +227,22 @@ class LocalSandbox(Sandbox):
             made = await self._copies(specs, captured.layers, origin)
             return Forked(sandboxes=made, paused_s=captured.paused_s)
 
+    async def adopt(self, spec: SandboxSpec) -> Sandbox:
+        require_enforceable(NAME, self._capabilities, spec)
+        state = replace(self._state, id=spec.id, env=dict(spec.env), labels=dict(spec.labels), created_at=_timestamp())
+        if spec.image is None:
+            base = await self._engine.bases.current()
+        else:
+            base = await anyio.to_thread.run_sync(self._engine.images.base_of, spec.image)
+        carrier = self._carrier
+        if carrier is None or carrier.closed or base != self._state.base:
+            raise gone()
+        async with alocked(self._engine.store.structure_lock(), shared=True):  # nobody looks for unused layers
+            self._engine.store.adopt(self.id, state)
+        self._carrier = None
+        await self.aclose()
+        return LocalSandbox(self._engine, self._capabilities, state, self._opened, carrier)
+
     async def _shallow(self) -> None:
         try:
             await keep_shallow(self._engine, self.id)
@@ -296,10 +313,15 @@ async def open_new(
     return sandbox
 
 
+def _timestamp() -> str:
+    """Return the time as states say it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 def new_state(spec: SandboxSpec, start: StoredSnapshot) -> EngineState:
     """Return the state of a sandbox that is to be made, without a layer to write to."""
     return EngineState(
-        id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
+        id=spec.id, created_at=_timestamp(), base=start.base,
         layers=start.layers, top="", project=start.project, limits=spec.limits,
         best_effort=spec.best_effort, env=dict(spec.env), labels=dict(spec.labels), start=start.layers,
     )  # fmt: skip

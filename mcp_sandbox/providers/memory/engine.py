@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from anyio import to_thread
+
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, Support, Verb, VerbSupport
 from mcp_sandbox.core.differences import LiveState, State
@@ -18,15 +20,16 @@ from mcp_sandbox.providers.memory.execution import MemoryExecution
 from mcp_sandbox.providers.memory.programs import PROGRAMS, marker
 from mcp_sandbox.providers.memory.tree import Node, Tree
 
-__all__ = ["CAPABILITIES", "NAME", "Engine", "Record", "engine_of", "fresh_tree", "load_directory"]
+__all__ = ["CAPABILITIES", "NAME", "Engine", "Record", "engine_of", "fresh_tree", "load_directory", "project_tree"]
 
 NAME = "memory"
-_VERBS = (Verb.SNAPSHOT, Verb.RESTORE, Verb.CREATE_FROM_SNAPSHOT, Verb.FORK, Verb.DIFF)
+_VERBS = (Verb.SNAPSHOT, Verb.RESTORE, Verb.CREATE_FROM_SNAPSHOT, Verb.FORK, Verb.DIFF, Verb.ADOPT)
 CAPABILITIES = Capabilities(
     isolation=Isolation.NONE,
     verbs={verb: VerbSupport(Support.NATIVE, "a copy in memory") for verb in _VERBS},
     runs_programs=False,
     snapshot_holds=frozenset({Facet.FILES}),
+    workspace_copied=True,
     # Its programs are coroutines: they cannot fork and open no descriptors, so these two always hold.
     limits=frozenset({"pids", "open_files"}),
 )
@@ -124,6 +127,12 @@ def fresh_tree() -> Tree:
     for name in PROGRAMS:
         programs.put(name, Node(FileKind.FILE, 0o755, data=marker(name)))
     return tree
+
+
+async def project_tree(spec: SandboxSpec) -> dict[str, Node] | None:
+    """Return a copy of the project that a spec names, if it names one."""
+    source = spec.workspace.source
+    return None if source is None else await to_thread.run_sync(load_directory, Path(source))
 
 
 def load_directory(source: Path) -> dict[str, Node]:

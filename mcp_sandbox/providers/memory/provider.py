@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from anyio import to_thread
-
 from mcp_sandbox.core.capability import Capabilities
 from mcp_sandbox.core.differences import Differences, DiffRequest
 from mcp_sandbox.core.errors import NotFoundError
@@ -13,7 +11,7 @@ from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import WORKSPACE, SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent
 from mcp_sandbox.providers.memory.differences import compare_trees
-from mcp_sandbox.providers.memory.engine import CAPABILITIES, NAME, Record, engine_of, fresh_tree, load_directory
+from mcp_sandbox.providers.memory.engine import CAPABILITIES, NAME, Record, engine_of, fresh_tree, project_tree
 from mcp_sandbox.providers.memory.sandbox import MemorySandbox
 
 __all__ = ["MemoryProvider"]
@@ -47,8 +45,8 @@ class MemoryProvider(Provider):
         """Create a sandbox, with a copy of the project if there is one."""
         self._engine.admit(spec)
         tree = fresh_tree()
-        if spec.workspace.source is not None:
-            tree.directory(WORKSPACE).children = await to_thread.run_sync(load_directory, Path(spec.workspace.source))
+        if (project := await project_tree(spec)) is not None:
+            tree.directory(WORKSPACE).children = project
         return self._connect(self._engine.add(spec, tree))
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:

@@ -33,11 +33,11 @@ from mcp_sandbox.core.files import (
     WriteResult,
 )
 from mcp_sandbox.core.provider import Forked, Sandbox
-from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.core.sandbox import WORKSPACE, SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.core.streams import BytesStream
 from mcp_sandbox.providers.memory.archive import pack, unpack
-from mcp_sandbox.providers.memory.engine import CAPABILITIES, NAME, Engine, Record
+from mcp_sandbox.providers.memory.engine import CAPABILITIES, NAME, Engine, Record, project_tree
 from mcp_sandbox.providers.memory.execution import MemoryExecution, Process, Program
 from mcp_sandbox.providers.memory.programs import program_of
 from mcp_sandbox.providers.memory.tree import Node, Tree, fail, info
@@ -82,6 +82,7 @@ class MemorySandbox(Sandbox):
     def __init__(self, engine: Engine, record: Record, opened: list[Sandbox]) -> None:
         self._engine = engine
         self._record = record
+        self._id = record.spec.id
         self._opened = opened
         opened.append(self)
         self._executions: set[MemoryExecution] = set()
@@ -91,7 +92,7 @@ class MemorySandbox(Sandbox):
     @property
     def id(self) -> SandboxId:
         """Its id."""
-        return self._record.spec.id
+        return self._id
 
     @property
     def provider_name(self) -> str:
@@ -224,6 +225,19 @@ class MemorySandbox(Sandbox):
         start = self._record.start
         records = [self._engine.add(spec, tree.copy(), start) for spec in specs]
         return Forked(sandboxes=[MemorySandbox(self._engine, record, self._opened) for record in records])
+
+    async def adopt(self, spec: SandboxSpec) -> Sandbox:
+        """Take another id, and the project's files."""
+        tree = self._tree
+        project = await project_tree(spec)
+        self._engine.admit(spec)
+        del self._engine.sandboxes[self.id]
+        if project:
+            tree.directory(WORKSPACE).children = project
+        self._engine.sandboxes[spec.id], self._record.spec = self._record, spec
+        self._record.start = tree.copy()
+        await self.aclose()
+        return MemorySandbox(self._engine, self._record, self._opened)
 
 
 def _program(tree: Tree, request: ExecRequest, search: str) -> tuple[Program, str]:
