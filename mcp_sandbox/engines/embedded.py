@@ -26,6 +26,7 @@ from mcp_sandbox.engines.diagnosis import explain
 from mcp_sandbox.engines.identity import Identity, choose_identity
 from mcp_sandbox.engines.image_store import ImageStore, is_image
 from mcp_sandbox.engines.init_process import note_init, wait_dead
+from mcp_sandbox.engines.integrity import Integrity
 from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
 from mcp_sandbox.engines.limit_watch import RESERVE_VARIABLE, reserve_bytes
@@ -86,6 +87,7 @@ class EmbeddedEngine:
         self._stack.callback(os.close, self._filter)
         os.write(self._filter, self.filter)
         self.limiting = await self._stack.enter_async_context(Limiting(self.store, self.launcher, reserve))
+        self.integrity = await self._stack.enter_async_context(Integrity(self.store, self.launcher))
         self.bases = Bases(self.store, self.launcher, self.identity)
         await self.bases.open()
 

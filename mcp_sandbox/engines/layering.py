@@ -55,6 +55,7 @@ async def freeze(engine: EmbeddedEngine, sandbox: SandboxId) -> Frozen:
     """Make a snapshot of the sandbox as it is now."""
     captured = await capture(engine, sandbox)
     ref = engine.store.add_snapshot(captured.layers)
+    engine.integrity.soon()
     size = None if captured.own else 0
     return Frozen(ref=ref, size_bytes=size, paused_s=captured.paused_s, method=captured.method)
 

@@ -19,6 +19,7 @@ from anyio import to_thread
 from mcp_sandbox.core.errors import CapacityError, NotFoundError, ProviderError, StateError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.init_process import init_pid
+from mcp_sandbox.engines.integrity import inherit_contents
 from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import LayerStore
 from mcp_sandbox.hostfs.atomic import alocked
@@ -105,6 +106,7 @@ async def _merged(store: LayerStore, launcher: Launcher, marks: str, run: _Stack
     layers = [f"layers/{layer}" for layer in reversed(run)]
     async with alocked(store.structure_lock(), shared=True):
         await launcher.run("merge", marks, f"layers/{name}", *layers)
+        await inherit_contents(store, launcher, name, run)
     return name
 
 

@@ -188,6 +188,7 @@ int remove_tree(int dir, const char *name);
 
 /* links.c: the path under which this file was met before, NULL after remembering `path`; one memory per process */
 const char *first_path(const struct stat *s, const char *path);
+const char *known_path(const struct stat *s); /* the same, NULL if there is none */
 
 /* pack.c */
 void tree_pack(int peer, uint32_t id, struct cursor *c, int out);

@@ -27,6 +27,8 @@ static bool grow(void) {
   return true;
 }
 
+const char *known_path(const struct stat *s) { return size ? slot(table, size, s->st_dev, s->st_ino)->path : NULL; }
+
 const char *first_path(const struct stat *s, const char *path) {
   if (used * 2 >= size && !grow()) return NULL;
   struct met *m = slot(table, size, s->st_dev, s->st_ino);

@@ -24,6 +24,12 @@ static int finish(int error, const char *what) {
   return error ? 1 : 0;
 }
 
+/* Whatever else wants the processor or the disk goes first. */
+static void give_way(void) {
+  setpriority(PRIO_PROCESS, 0, 19);
+  syscall(SYS_ioprio_set, 1, 0, 3 << 13); /* IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE */
+}
+
 /* Nothing we open may take the place of a standard stream. */
 static void fill_standard_streams(void) {
   int fd;
@@ -72,10 +78,16 @@ int main(int argc, char **argv) {
     open_many_files();
     return finish(merge_main(argv[2], argv[3], argc - 4, argv + 4), "merge");
   }
+  if (!strcmp(role, "contents") && argc > 4) {
+    if (!strcmp(argv[2], "behind")) give_way();
+    own_namespace();
+    open_many_files();
+    return finish(contents_main(argv[3], argv[4], argc - 5, argv + 5), "contents");
+  }
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
   dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS [UID GID FILES PLACE...]]] | "
              "bridge [DIRECTORY [TIMEOUT_S [UID GID]]] | "
              "stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
-             "usage TREE... | merge PREFIX TO TREE...\n");
+             "usage TREE... | merge PREFIX TO TREE... | contents behind|now LAYER LIST [KNOWN...]\n");
   return 2;
 }

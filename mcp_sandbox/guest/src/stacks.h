@@ -78,8 +78,9 @@ void push(struct list **list, void *item);
 void *pop(struct list **list);
 void *room_for(size_t size); /* zeroed; the process ends where there is none */
 
-/* compare.c, merge.c */
+/* compare.c, merge.c, contents.c */
 int compare_main(int count, char **argument);
 int merge_main(const char *prefix, const char *target, int count, char **layer);
+int contents_main(const char *layer, const char *target, int count, char **known);
 
 #endif

@@ -25,7 +25,6 @@ from mcp_sandbox.engines.comparing import compare_layers
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.image_build import add_image
-from mcp_sandbox.engines.integrity import faults
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
 from mcp_sandbox.engines.layering import destroy
 from mcp_sandbox.engines.leftovers import collect_leftovers
@@ -166,7 +165,7 @@ class LocalProvider(Provider):
         return None
 
     async def verify(self, content: NativeContent) -> Sequence[str]:
-        return await anyio.to_thread.run_sync(faults, self._engine.store, content.ref)
+        return await self._engine.integrity.faults(content.ref)
 
     async def discard(self, content: NativeContent) -> None:
         async with alocked(self._engine.store.structure_lock(), shared=True):
@@ -208,4 +207,6 @@ class LocalProvider(Provider):
     async def collect(
         self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False
     ) -> Sequence[Leftover]:
+        if not dry_run:
+            self._engine.integrity.soon()
         return await collect_leftovers(self._engine, remembered, kept_s=kept_s, now=now, dry_run=dry_run)
