@@ -10,7 +10,7 @@ from typing import Final, Self
 import anyio
 
 from mcp_sandbox.core.admission import require_enforceable
-from mcp_sandbox.core.capability import Capabilities, Isolation, NetworkMode
+from mcp_sandbox.core.capability import Capabilities, Isolation, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.engines.docker_container import container_name
@@ -50,6 +50,7 @@ class DockerProvider(Provider):
         facts = self._engine.facts
         self._capabilities = Capabilities(
             isolation=Isolation.CONTAINER,
+            verbs={Verb.EXPOSE: VerbSupport(Support.NATIVE)},
             network=frozenset({NetworkMode.NONE}),
             limits=facts.limits,
             unenforced=facts.unenforced,

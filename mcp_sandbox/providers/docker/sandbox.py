@@ -26,9 +26,10 @@ from mcp_sandbox.core.files import (
     WriteRequest,
     WriteResult,
 )
+from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxId
-from mcp_sandbox.engines import guest_files, guest_trees
+from mcp_sandbox.engines import guest_files, guest_ports, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
 from mcp_sandbox.engines.docker_engine import DockerEngine
 from mcp_sandbox.engines.docker_state import ContainerState
@@ -135,6 +136,9 @@ class DockerSandbox(Sandbox):
 
     async def download(self, request: DownloadRequest) -> ByteReceiveStream:
         return await self._with(lambda carrier: guest_trees.pack_tar(carrier, request))
+
+    async def dial(self, request: DialRequest) -> Connection:
+        return await self._with(lambda carrier: guest_ports.dial(carrier, request))
 
     async def aclose(self) -> None:
         self._closed = True
