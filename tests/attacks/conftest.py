@@ -8,9 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_spec
 from tests.attacks.world import Host, plant_host
-from tests.interaction.wire_client import WireClient, processes_below, wait_until_gone
+from tests.interaction.wire_client import WireClient, processes_below, starting, wait_until_gone
 
 if sys.platform != "linux":
     collect_ignore_glob = ["*"]
@@ -81,13 +79,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(home: Path, host: Host, project: Path) -> Iterator[Callable[..., WireClient]]:
     """Start servers for one project, with the host's secrets in their environment; they end with the test."""
-    with ExitStack() as stack:
-
-        def begin(*arguments: str, state: Path = home, **options: Any) -> WireClient:
-            environment = {**host.environment, **options.pop("env", {})}
-            command = ("serve", "--project", str(project), *arguments)
-            return stack.enter_context(WireClient(state, *command, env=environment, **options))
-
+    with starting(home, "serve", "--project", str(project), environment=host.environment) as begin:
         yield begin
 
 

@@ -149,7 +149,10 @@ def test_a_terminal_that_wants_no_colours_gets_plain_lines(variables: dict[str, 
             display = Display(stream, lively=is_lively(stream, variables), scenes=1)
             display.scene("A scene")
             display.call("exec", "true", 0.001)
-        assert os.read(ours, 1000).decode().split() == ["1", "A", "scene", "exec", "true", "1.00", "ms"]
+        shown = b""
+        while not shown.rstrip().endswith(b"ms"):  # a terminal hands out what it has so far
+            shown += os.read(ours, 1000)
+        assert shown.decode().split() == ["1", "A", "scene", "exec", "true", "1.00", "ms"]
     finally:
         os.close(ours)
 
@@ -185,7 +188,7 @@ def test_b074_a_signal_ends_the_demo_and_all_it_started(scratch: Path, number: s
     with _started(scratch, at) as (process, seen):
         left = processes_below(process.pid)
         process.send_signal(number)
-        assert process.wait(10) == 128 + number
+        assert process.wait(30) == 128 + number  # a busy machine takes its time; what is left is what counts
         assert not wait_until_gone(left, 5)
         assert process.stderr is not None
         assert process.stderr.read() == ""

@@ -2,13 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.interaction.wire_client import WireClient
+from tests.interaction.wire_client import WireClient, starting
 
 if sys.platform != "linux":
     collect_ignore_glob = ["*"]
@@ -31,11 +29,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(home: Path) -> Iterator[Callable[..., WireClient]]:
     """Start servers on one state directory; they end with the test."""
-    with ExitStack() as stack:
-
-        def begin(*arguments: str, **options: Any) -> WireClient:
-            return stack.enter_context(WireClient(home, *arguments, **options))
-
+    with starting(home) as begin:
         yield begin
 
 

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["MODERN", "Reply", "WireClient", "processes_below", "wait_until_gone"]
+__all__ = ["MODERN", "Reply", "WireClient", "processes_below", "starting", "wait_until_gone"]
 
 MODERN = "2026-07-28"
 ANSWER_S = 60.0
@@ -229,3 +230,25 @@ def wait_until_gone(processes: dict[int, str], within_s: float) -> dict[int, str
         if not alive or time.monotonic() > deadline:
             return alive
         time.sleep(0.02)
+
+
+@contextmanager
+def starting(
+    home: Path, *first: str, environment: Mapping[str, str] | None = None
+) -> Generator[Callable[..., WireClient]]:
+    """Start servers on one state directory; they end with the context.
+
+    Args:
+        home: That directory, unless a call says `state`.
+        first: Arguments that come before those of a call.
+        environment: Variables that every server has.
+    """
+    with ExitStack() as stack:
+
+        def begin(
+            *arguments: str, state: Path = home, env: Mapping[str, str] | None = None, **options: Any
+        ) -> WireClient:
+            variables = {**(environment or {}), **(env or {})}
+            return stack.enter_context(WireClient(state, *first, *arguments, env=variables, **options))
+
+        yield begin
