@@ -14,6 +14,7 @@ from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.carrier import Duplex, GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
+from mcp_sandbox.engines.kernels import Kernel
 from mcp_sandbox.engines.stream_channels import (
     STDERR,
     STDOUT,
@@ -58,6 +59,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
     def __init__(self, transport: ByteStream) -> None:
         self.limits: Limits | None = None
         """Of the sandbox, for what the ends of commands have to do with them."""
+        self.kernel = Kernel()
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._number = 0
@@ -90,7 +92,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         try:
             with anyio.fail_after(WELCOME_S):
                 frame = await carrier._welcome
-            version = frame.number
+            version, carrier.kernel = frame.number, Kernel.told(frame.payload[4:])
             if version != PROTOCOL_VERSION:
                 raise GuestProtocolError(f"version {version}, and this side speaks {PROTOCOL_VERSION}")
         except BaseException:

@@ -8,6 +8,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/utsname.h>
 #include <time.h>
 
 #define PEERS_MAX 64
@@ -25,6 +26,14 @@ static long now_ms(void) {
   return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+/* Which kernel this is: the host is told what the sandbox really runs on. */
+static void put_kernel(struct message *m) {
+  struct utsname name;
+  if (uname(&name) < 0) return;
+  put_string(m, name.release);
+  put_string(m, name.version);
+}
+
 static void add_peer(int fd, pid_t pid) {
   int room = SEND_BUFFER;
   if (peer_count == PEERS_MAX) {
@@ -35,6 +44,7 @@ static void add_peer(int fd, pid_t pid) {
   peers[peer_count++] = (struct connection){.fd = fd, .pid = pid};
   struct message m = {.length = 0};
   put_u32(&m, PROTOCOL_VERSION);
+  put_kernel(&m);
   send_frame(fd, T_WELCOME, 0, m.data, m.length, -1);
 }
 
@@ -68,14 +78,16 @@ bool is_peer(pid_t pid) {
 }
 
 /* A peer outside has no number in our pid namespace. In a container the bridge has one, but no parent: the engine put it
-   here. Whoever was started inside has a parent inside, and gives no orders. */
+   here. Whoever was started inside has a parent inside, and gives no orders. gVisor tells us our own number instead; where
+   commands are another user, only who is root can have found the socket, and a bridge says by itself which one it is. */
 static void accept_peer(void) {
   int fd = accept4(settings.listener, NULL, NULL, SOCK_CLOEXEC);
   struct ucred who;
   socklen_t size = sizeof who;
   if (fd < 0) return;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0) who.pid = -1;
-  if (who.pid == 0 || (settings.container && who.pid > 1 && parent_of(who.pid) == 0)) add_peer(fd, who.pid);
+  if (who.pid == 1 && settings.user) add_peer(fd, 0);
+  else if (who.pid == 0 || (settings.container && who.pid > 1 && parent_of(who.pid) == 0)) add_peer(fd, who.pid);
   else close(fd);
 }
 
@@ -146,9 +158,16 @@ static void signal_request(int peer, uint32_t id, struct cursor *c) {
   else answer_count(peer, id, signal_group(j->pid, (int)number) < 0 ? -errno : 0);
 }
 
+static void hello(int peer, struct cursor *c) {
+  pid_t pid = (pid_t)take_u32(c);
+  for (int i = 0; i < peer_count && settings.user && !c->bad; i++)
+    if (peers[i].fd == peer && !peers[i].pid) peers[i].pid = pid;
+}
+
 static void dispatch(int peer, const struct head *head, struct cursor *c, int *fds, int count) {
   uint32_t id = head->id;
   switch (head->type) {
+  case T_HELLO: hello(peer, c); break;
   case T_EXEC: exec_command(peer, id, c, fds, count); break;
   case T_SIGNAL: signal_request(peer, id, c); break;
   case T_OPEN: file_open(peer, id, c); break;

@@ -311,7 +311,11 @@ void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
     if ((errno != ENOENT && errno != ECONNREFUSED) || now_ms() > end) bridge_die(strerror(errno));
     poll(NULL, 0, 2); /* the engine says that a container has started before its init has */
   }
-  if (uid) serve_user(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
+  if (uid) {
+    uint32_t own = (uint32_t)getpid();
+    send_frame(agent, T_HELLO, 0, &own, sizeof own, -1);
+    serve_user(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
+  }
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   bridge_serve(agent, timeout_s);
 }

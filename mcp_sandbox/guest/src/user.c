@@ -36,7 +36,7 @@ void give_place(const char *path, uid_t uid, gid_t gid) {
   int fd = open(part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   struct stat s;
   if (shared && made) (void)!chmod(part, 01777);
-  if (fd >= 0 && !shared && fstat(fd, &s) == 0 && s.st_uid != uid && fchown(fd, uid, gid) < 0) fail(part);
+  if (!shared && (fd < 0 || fstat(fd, &s) < 0 || (s.st_uid != uid && fchown(fd, uid, gid) < 0))) fail(part);
   if (fd >= 0) close(fd);
 }
 
