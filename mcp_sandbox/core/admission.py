@@ -22,6 +22,12 @@ def require_enforceable(provider: str, capabilities: Capabilities, spec: Sandbox
             why=f"provider {provider!r} enforces only {', '.join(sorted(capabilities.network))}",
             fix="Ask for a mode it enforces, or use another provider",
         )
+    if (mode := spec.workspace.mode) not in capabilities.workspaces:
+        raise UnsupportedError(
+            f"Workspace mode {mode.value!r} refused",
+            why=f"provider {provider!r} can do only {', '.join(sorted(capabilities.workspaces))}",
+            fix="Use one of them, or provider 'docker', which can do each of them",
+        )
     if spec.runtime is not None and spec.runtime not in capabilities.runtimes:
         there = ", ".join(sorted(capabilities.runtimes))
         raise UnsupportedError(

@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-__all__ = ["Capabilities", "Facet", "Isolation", "LimitGap", "NetworkMode", "Support", "Verb", "VerbSupport"]
+__all__ = [
+    "Capabilities",
+    "Facet",
+    "Isolation",
+    "LimitGap",
+    "NetworkMode",
+    "Support",
+    "Verb",
+    "VerbSupport",
+    "WorkspaceMode",
+]
 
 
 class Isolation(IntEnum):
@@ -24,6 +34,18 @@ class NetworkMode(StrEnum):
     NONE = "none"
     ALLOWLIST = "allowlist"
     FULL = "full"
+
+
+class WorkspaceMode(StrEnum):
+    """What `/workspace` starts as."""
+
+    EMPTY = "empty"
+    OVERLAY = "overlay"
+    """The project, copy-on-write: the host's files stay as they are."""
+    COPY = "copy"
+    """A copy of the project that was made when the sandbox was: what changes on the host later does not show."""
+    MOUNT = "mount"
+    """The project itself: what commands write is written on the host at once."""
 
 
 class Facet(StrEnum):
@@ -77,6 +99,10 @@ class LimitGap(NamedTuple):
     """What is done where best effort is good enough; empty: nothing."""
 
 
+def _usual_workspaces() -> Mapping[WorkspaceMode, str]:
+    return {WorkspaceMode.EMPTY: "", WorkspaceMode.OVERLAY: ""}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """Filled by a provider when it opens, after it has looked at its engine."""
@@ -105,10 +131,14 @@ class Capabilities:
     writable_roots: tuple[str, ...] = ("/",)
     max_concurrent: int = 64
     """Commands that may run at once in one sandbox."""
+    workspaces: Mapping[WorkspaceMode, str] = field(default_factory=_usual_workspaces)
+    """What the workspace may start as, and what a user should know about each."""
     root_inside: bool = True
     """Whether the user inside is root, and can install system packages where the network allows."""
-    runtimes: frozenset[str] = frozenset()
-    """Runtimes of the engine that a spec may name."""
+    runtimes: Mapping[str, Isolation] = field(default_factory=dict[str, Isolation])
+    """Runtimes of the engine that a spec may name, and how strong a boundary each one is known for."""
+    runtime: str = ""
+    """Of a sandbox: what it runs on, as it was found after it had started. Of a provider: the engine's default."""
     owners: bool = False
     """Whether files can belong to several users; else every owner is one and the same."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from mcp_sandbox.core.capability import NetworkMode
+from mcp_sandbox.core.capability import NetworkMode, WorkspaceMode
 
 __all__ = [
     "WORKSPACE",
@@ -33,18 +33,6 @@ class SandboxState(StrEnum):
     """Its files are there; the next use starts it."""
     GONE = "gone"
     """The engine does not know it any more."""
-
-
-class WorkspaceMode(StrEnum):
-    """What `/workspace` starts as."""
-
-    EMPTY = "empty"
-    OVERLAY = "overlay"
-    """The project, copy-on-write: the host's files stay as they are."""
-    COPY = "copy"
-    """A copy of the project that was made when the sandbox was: what changes on the host later does not show."""
-    MOUNT = "mount"
-    """The project itself: what commands write is written on the host at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

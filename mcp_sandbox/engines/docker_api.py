@@ -68,6 +68,18 @@ class EngineApi(Protocol):
         """Return everything about an image."""
         ...
 
+    def images(self, name: str) -> list[Answer]:
+        """List the images of a repository."""
+        ...
+
+    def remove_image(self, image: str) -> None:
+        """Remove an image that nobody uses."""
+        ...
+
+    def commit(self, container: str, repository: str, tag: str, *, pause: bool, changes: Sequence[str]) -> Answer:
+        """Make an image from a container."""
+        ...
+
     def pull(self, repository: str, *, tag: str | None, stream: bool, decode: bool) -> Iterator[Answer]:
         """Pull an image and say how far that is."""
         ...

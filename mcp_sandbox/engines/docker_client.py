@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import socket
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, TypeVar, cast
 
@@ -107,6 +108,8 @@ def _connected(candidate: Candidate) -> DockerClient:
     endpoint = candidate.endpoint
     if endpoint is None or candidate.why_not:
         raise ProviderUnavailableError("No engine", why=candidate.why_not, fix="")
+    if endpoint.is_here:  # the SDK leaves a socket open that it cannot connect
+        _require_listener(endpoint.socket_path)
     tls: TLSConfig | bool = False
     with _translated("No engine"):
         if (files := endpoint.tls) is not None:
@@ -118,6 +121,15 @@ def _connected(candidate: Candidate) -> DockerClient:
         )  # fmt: skip
     api.timeout = CALL_S
     return DockerClient(cast(EngineApi, api), endpoint, candidate.origin)
+
+
+def _require_listener(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CONNECT_S)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            raise ProviderUnavailableError("No engine", why=error.strerror or str(error), fix="") from error
 
 
 @contextlib.contextmanager
@@ -150,7 +162,10 @@ def _refused(what: str, error: Any) -> SandboxError:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost reason: the outer ones name classes of the SDK."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    """Return what the system said, if it said anything: the errors around that name classes of the SDK."""
+    words, at = str(error), error
+    while (inner := at.__cause__ or at.__context__) is not None:
+        at = inner
+        if isinstance(at, OSError) and at.strerror:
+            words = at.strerror
+    return " ".join((getattr(error, "strerror", None) or words).split()) or type(error).__name__

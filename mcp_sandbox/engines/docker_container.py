@@ -1,6 +1,6 @@
 """A sandbox as a container: what the engine is asked to make, and what is put into it before it starts.
 
-The agent is init. The engine starts it as root with four capabilities, which it gives up at once: they let it make
+The agent is init. The engine starts it as root with five capabilities, which it gives up at once: they let it make
 directories of the user's, take the user's id as its effective one, and empty the bounding set. From then on nobody
 inside has any capability, and commands are a user who may neither signal nor trace the agent, and not enter its
 directory.
@@ -24,11 +24,12 @@ __all__ = [
     "LABEL_SANDBOX",
     "LABEL_STATE",
     "ImageFacts",
+    "agent_archive",
     "bridge_command",
     "container_config",
     "container_name",
-    "content",
     "environment",
+    "project_archive",
 ]
 
 AGENT: Final = "/.mcp-sandbox"
@@ -38,7 +39,7 @@ LABEL_STATE: Final = "mcp-sandbox.state"
 GRACE_MS: Final = 4000
 """How long a container outlives its last connection: stopping it takes the rest of 5 s."""
 HEARTBEAT_S: Final = 60
-_START_ONLY: Final = ("SETGID", "SETPCAP", "SETUID", "CHOWN")
+_START_ONLY: Final = ("CHOWN", "DAC_OVERRIDE", "SETGID", "SETPCAP", "SETUID")
 _NO_CORE_FILES: Final = 1
 """With 0 the program that the machine's `core_pattern` names would still be run; with 1 it is not (man 5 core)."""
 _PLACES: Final = (SPOOL, "/tmp/", "/var/tmp/")  # noqa: S108 (inside a sandbox)
@@ -57,6 +58,7 @@ class ImageFacts:
     """As `uname -m` says it."""
     user: str = ""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def container_name(sandbox: str) -> str:
@@ -70,7 +72,7 @@ def bridge_command(uid: int, gid: int) -> "list[str]":
 
 
 def container_config(
-    spec: SandboxSpec, image: ImageFacts, user: SandboxUser, facts: EngineFacts, owner: str
+    spec: SandboxSpec, image_id: str, user: SandboxUser, facts: EngineFacts, owner: str
 ) -> "dict[str, Any]":
     """Return what `POST /containers/create` is asked for."""
     own_places = [user.home] if spec.workspace.mode is WorkspaceMode.MOUNT else [WORKSPACE, user.home]
@@ -79,7 +81,7 @@ def container_config(
     labels = {**spec.labels, LABEL_SANDBOX: spec.id, LABEL_STATE: owner}
     labels.setdefault("mcp-sandbox.owner", owner)
     return {
-        "Image": image.image_id,
+        "Image": image_id,
         "Hostname": "sandbox",
         "User": "0:0",
         "WorkingDir": "/",
@@ -118,6 +120,8 @@ def _host_config(spec: SandboxSpec, facts: EngineFacts) -> "dict[str, Any]":
     if limits.disk_bytes is not None and facts.disk_quota:
         config["StorageOpt"] = {"size": str(int(limits.disk_bytes))}
     if spec.workspace.mode is WorkspaceMode.MOUNT:
+        if facts.podman and facts.rootless:  # the user's own id inside is the one outside
+            config["UsernsMode"] = "keep-id"
         config["Mounts"] = [{"Type": "bind", "Source": spec.workspace.source, "Target": WORKSPACE}]
     return config
 
@@ -129,10 +133,8 @@ def environment(image: ImageFacts, user: SandboxUser, spec: SandboxSpec) -> "dic
     return {**own, **image.env, "HOME": user.home, "PATH": path, **spec.env}
 
 
-def content(
-    spec: SandboxSpec, image: ImageFacts, user: SandboxUser, passwd: bytes | None, group: bytes | None
-) -> Iterator[bytes]:
-    """Yield the tar stream that is put into a container before it starts. Blocks: it reads the project.
+def agent_archive(image: ImageFacts, user: SandboxUser, passwd: bytes | None, group: bytes | None) -> Iterator[bytes]:
+    """Yield the tar stream that makes a container a sandbox. Blocks.
 
     Raises:
         ProviderUnavailableError: This installation carries no agent for the image's architecture.
@@ -143,6 +145,10 @@ def content(
     yield packed_file(f"{AGENT[1:]}/filter", build_filter(image.machine, one_id=False), 0o400)
     for path, table in with_entries(user, passwd, group):
         yield packed_file(path, table, 0o644)
-    if spec.workspace.mode in (WorkspaceMode.OVERLAY, WorkspaceMode.COPY) and spec.workspace.source:
-        yield from packed_tree(Path(spec.workspace.source), WORKSPACE[1:], Ownership(user.uid, user.gid))
+    yield bytes(1024)
+
+
+def project_archive(source: str, user: SandboxUser) -> Iterator[bytes]:
+    """Yield the tar stream of a project for the user's workspace. Blocks."""
+    yield from packed_tree(Path(source), WORKSPACE[1:], Ownership(user.uid, user.gid))
     yield bytes(1024)

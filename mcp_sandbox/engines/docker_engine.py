@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,20 +12,23 @@ from typing import Any, Final
 import anyio
 
 from mcp_sandbox.core.errors import NotFoundError, ProviderError, SandboxGoneError, StateError
-from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, WorkspaceMode
 from mcp_sandbox.engines.docker_client import DockerClient, open_client
 from mcp_sandbox.engines.docker_container import (
     LABEL_SANDBOX,
     LABEL_STATE,
     ImageFacts,
+    agent_archive,
     bridge_command,
     container_config,
     container_name,
-    content,
     environment,
+    project_archive,
 )
 from mcp_sandbox.engines.docker_facts import EngineFacts, engine_facts
+from mcp_sandbox.engines.docker_mounting import owner_of
 from mcp_sandbox.engines.docker_pulling import ImagePuller
+from mcp_sandbox.engines.docker_ready import ReadyImages
 from mcp_sandbox.engines.docker_state import ContainerState, ContainerStates
 from mcp_sandbox.engines.docker_stream import open_exec
 from mcp_sandbox.engines.docker_user import SandboxUser, choose_user, first_file
@@ -49,14 +52,6 @@ class Found:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """The users and groups of an image."""
-
-    passwd: bytes | None
-    group: bytes | None
-
-
 class DockerEngine:
     """Use `open`, then `aclose`."""
 
@@ -66,7 +61,7 @@ class DockerEngine:
         self.states = ContainerStates(root)
         self.puller = ImagePuller(client)
         self._version = version
-        self._tables: dict[str, _Tables] = {}
+        self.ready = ReadyImages(client)
 
     @classmethod
     async def open(cls, root: Path, environ: Mapping[str, str] = os.environ) -> "DockerEngine":
@@ -100,49 +95,71 @@ class DockerEngine:
         Raises:
             StateError: There is one with this id.
         """
-        name = container_name(spec.id)
-        container, user, tables = await self._blank(spec, image)
+        container, user = await self._ready_container(spec, image)
         try:
-            await self._fill(container, spec, image, user, tables)
+            if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
+                await self._put(container, lambda: project_archive(spec.workspace.source or "", user))
             await self.start(container)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(ProviderError):
-                await self.remove(name)
+                await self.remove(container)
             raise
         state = ContainerState(
             id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), image=image.name,
             image_id=image.image_id, uid=user.uid, gid=user.gid, user=user.name, home=user.home,
             env=environment(image, user, spec), limits=spec.limits, workspace=spec.workspace.mode.value,
-            runtime=spec.runtime or "",
+            runtime=spec.runtime or "", engine_id=self.facts.engine_id,
         )  # fmt: skip
         await anyio.to_thread.run_sync(self.states.save, state)
         return state
 
-    async def _blank(self, spec: SandboxSpec, image: ImageFacts) -> tuple[str, SandboxUser, _Tables]:
-        """Make a container that was not started, with its user; learn the image's users from the first of its kind."""
-        tables = self._tables.get(image.image_id)
-        user = self._user(image, tables)
-        container = await self._make(spec, image, user)
-        if tables is not None:
-            return container, user, tables
+    async def _ready_container(self, spec: SandboxSpec, image: ImageFacts) -> tuple[str, SandboxUser]:
+        """Make a container with the agent in it."""
+        if spec.workspace.mode is WorkspaceMode.MOUNT:
+            return await self._container_of_owner(spec, image)
+        if (ready := await self.ready.find(image)) is not None:
+            return await self._make(spec, ready.image_id, ready.user), ready.user
+        container = await self._make(spec, image.image_id, choose_user(image.user, None))
         try:
-            tables = _Tables(await self._table(container, "passwd"), await self._table(container, "group"))
-            self._tables[image.image_id] = tables
-            if (right := self._user(image, tables)) != user:
-                await self.remove(container)
-                container, user = await self._make(spec, image, right), right
+            passwd, group = await self._table(container, "passwd"), await self._table(container, "group")
+            user = choose_user(image.user, passwd)
+            await self._put(container, lambda: agent_archive(image, user, passwd, group))
+            await self.ready.keep(container, image, user)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(ProviderError):
                 await self.remove(container)
             raise
-        return container, user, tables
+        if user == choose_user(image.user, None):
+            return container, user
+        await self.remove(container)  # it was made for another user than the image has
+        if (ready := await self.ready.find(image)) is None:
+            raise ProviderError(
+                f"Image {image.name!r} cannot be used", why="the container engine did not keep it with the agent in it",
+                fix="Look into the log for the reason",
+            )  # fmt: skip
+        return await self._make(spec, ready.image_id, user), user
 
-    def _user(self, image: ImageFacts, tables: _Tables | None) -> SandboxUser:
-        return choose_user(image.user, tables.passwd if tables else None)
+    async def _container_of_owner(self, spec: SandboxSpec, image: ImageFacts) -> tuple[str, SandboxUser]:
+        """Make a container whose user is the owner of the project that is mounted."""
+        source = spec.workspace.source or ""
+        owner = await anyio.to_thread.run_sync(owner_of, source, self.client.endpoint, self.facts)
+        container = await self._make(spec, image.image_id, choose_user(image.user, None, owner))
+        try:
+            passwd, group = await self._table(container, "passwd"), await self._table(container, "group")
+            user = choose_user(image.user, passwd, owner)
+            if user.home != choose_user(image.user, None, owner).home:
+                await self.remove(container)
+                container = await self._make(spec, image.image_id, user)
+            await self._put(container, lambda: agent_archive(image, user, passwd, group))
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(ProviderError):
+                await self.remove(container)
+            raise
+        return container, user
 
-    async def _make(self, spec: SandboxSpec, image: ImageFacts, user: SandboxUser) -> str:
+    async def _make(self, spec: SandboxSpec, image_id: str, user: SandboxUser) -> str:
         name = container_name(spec.id)
-        config = container_config(spec, image, user, self.facts, self.states.owner)
+        config = container_config(spec, image_id, user, self.facts, self.states.owner)
         what = f"Sandbox {spec.id!r} not created"
         try:
             made = await self.client.call(what, lambda api: api.create_container_from_config(config, name))
@@ -161,13 +178,9 @@ class DockerEngine:
         except NotFoundError:
             return None
 
-    async def _fill(
-        self, container: str, spec: SandboxSpec, image: ImageFacts, user: SandboxUser, tables: _Tables
-    ) -> None:
-        await self.client.call(
-            "Nothing can be put into the container",
-            lambda api: api.put_archive(container, "/", content(spec, image, user, tables.passwd, tables.group)),
-        )
+    async def _put(self, container: str, archive: Callable[[], Iterator[bytes]]) -> None:
+        what = "Nothing can be put into the container"
+        await self.client.call(what, lambda api: api.put_archive(container, "/", archive()))
 
     # ------------------------------------------------------------------------------------------ running
 

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mcp_sandbox.core.capability import LimitGap
+from mcp_sandbox.core.capability import Isolation, LimitGap
 from mcp_sandbox.core.errors import ProviderUnavailableError
 
 __all__ = ["EngineFacts", "engine_facts"]
 
 _MACHINES: Final = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 _OTHER_PROVIDER: Final = "Leave it out, or use provider 'local', which enforces it"
+_KNOWN_RUNTIMES: Final = {"runsc": Isolation.USER_KERNEL, "kata": Isolation.MICROVM}
 _QUOTA_DRIVERS: Final = frozenset({"btrfs", "zfs", "windowsfilter", "vfs"})
 
 
@@ -26,7 +27,10 @@ class EngineFacts:
     """As `uname -m` says it."""
     storage: str
     """The storage driver."""
-    runtimes: tuple[str, ...]
+    kernel: str
+    """The release of the kernel that it runs on."""
+    runtimes: Mapping[str, Isolation]
+    """What each runtime is known for, by its name or program."""
     default_runtime: str
     rootless: bool
     podman: bool
@@ -54,17 +58,18 @@ def engine_facts(info: Mapping[str, Any], version: Mapping[str, Any]) -> EngineF
     parts = [str(part.get("Name", "")) for part in version.get("Components") or ()]
     podman = any("podman" in part.lower() for part in parts) or "Podman" in str(version)
     storage = str(info.get("Driver", ""))
-    runtimes = tuple(sorted(info.get("Runtimes") or {}))
+    runtimes = _runtimes(info)
     quota = _has_disk_quota(info, storage)
     gaps = _gaps(info, storage, quota=quota)
     every = {"memory_bytes", "cpu_count", "pids", "disk_bytes", "inodes"}
     return EngineFacts(
         name=f"{'Podman' if podman else 'Docker Engine'} {version.get('Version', '')}".strip(),
-        engine_id=str(info.get("ID") or ""),
+        engine_id=_engine_id(info, podman=podman),
         machine=_MACHINES.get(str(info.get("Architecture", "")), str(info.get("Architecture", ""))),
         storage=storage,
+        kernel=str(info.get("KernelVersion", "")),
         runtimes=runtimes,
-        default_runtime=str(info.get("DefaultRuntime") or (runtimes[0] if runtimes else "")),
+        default_runtime=str(info.get("DefaultRuntime") or next(iter(runtimes), "")),
         rootless=any("rootless" in option for option in options) or bool(info.get("Rootless")),
         podman=podman,
         user_namespace=any("rootless" in option or "userns" in option for option in options),
@@ -72,6 +77,21 @@ def engine_facts(info: Mapping[str, Any], version: Mapping[str, Any]) -> EngineF
         unenforced=gaps,
         disk_quota=quota,
     )
+
+
+def _runtimes(info: Mapping[str, Any]) -> Mapping[str, Isolation]:
+    found: dict[str, Isolation] = {}
+    there: Mapping[str, Any] = info.get("Runtimes") or {}
+    for name, about in sorted(there.items()):
+        words = f"{name} {about}"
+        known = (kind for word, kind in _KNOWN_RUNTIMES.items() if word in words)
+        found[name] = next(known, Isolation.CONTAINER)
+    return found
+
+
+def _engine_id(info: Mapping[str, Any], *, podman: bool) -> str:
+    """Return what tells engines apart. Podman makes a new id for every answer."""
+    return f"podman:{info.get('Name', '')}:{info.get('DockerRootDir', '')}" if podman else str(info.get("ID") or "")
 
 
 def _has_disk_quota(info: Mapping[str, Any], storage: str) -> bool:

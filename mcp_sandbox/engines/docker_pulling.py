@@ -77,7 +77,7 @@ class ImagePuller:
         pairs = (line.partition("=") for line in lines)
         return ImageFacts(
             name=name, image_id=found["Id"], machine=machine, user=config.get("User") or "",
-            env={key: value for key, _, value in pairs},
+            env={key: value for key, _, value in pairs}, labels=config.get("Labels") or {},
         )  # fmt: skip
 
     async def aclose(self) -> None:

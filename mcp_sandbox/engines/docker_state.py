@@ -42,6 +42,8 @@ class ContainerState:
     """The mode of its workspace."""
     runtime: str = ""
     """That it runs on, as the engine names it; empty is the engine's default."""
+    engine_id: str = ""
+    """Of the engine that has it; empty if that has none."""
     schema: int = SCHEMA
 
 

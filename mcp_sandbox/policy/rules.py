@@ -54,18 +54,18 @@ def admit_spec(policy: Policy, provider: str, capabilities: Capabilities, spec: 
         raise InvalidRequestError(
             f"Sandbox id {spec.id!r} refused", why="it is not made of a-z, 0-9, '_' and '-'", fix="Generate an id"
         )
-    if (spec.workspace.mode is WorkspaceMode.OVERLAY) is not (spec.workspace.source is not None):
+    if (spec.workspace.mode is WorkspaceMode.EMPTY) is not (spec.workspace.source is None):
         raise InvalidRequestError(
             f"Workspace mode {spec.workspace.mode.value!r} refused",
-            why="'overlay' needs a source directory and 'empty' must not have one",
+            why="'overlay', 'copy' and 'mount' need a source directory, and 'empty' must not have one",
             fix="Correct 'workspace'",
         )
     _admit_env(policy, spec.env)
-    if capabilities.isolation < policy.min_isolation:
+    given = capabilities.runtimes.get(spec.runtime, capabilities.isolation) if spec.runtime else capabilities.isolation
+    if given < policy.min_isolation:
         raise UnsupportedError(
             "Sandbox not created",
-            why=f"the policy needs isolation {policy.min_isolation.name}, "
-            f"provider {provider!r} gives {capabilities.isolation.name}",
+            why=f"the policy needs isolation {policy.min_isolation.name}, provider {provider!r} gives {given.name}",
             fix="Choose a stronger provider, or lower 'min_isolation' in the policy",
         )
     if spec.network not in policy.network:

@@ -195,7 +195,9 @@ class Dockerd(Engine):
         for child in children:
             while Path(f"/proc/{child}/exe").exists():
                 time.sleep(0.01)
-        (self.directory / "pid").unlink(missing_ok=True)
+        # A process that nobody has reaped yet counts as alive, and would be waited for.
+        for name in ("pid", "exec/containerd/containerd.pid"):
+            (self.directory / name).unlink(missing_ok=True)
 
 
 class Podman(Engine):

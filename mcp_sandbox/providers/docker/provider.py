@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -11,15 +12,28 @@ import anyio
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Isolation, NetworkMode, Support, Verb, VerbSupport
+from mcp_sandbox.core.errors import ProviderUnavailableError
+from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
-from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
+from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState, WorkspaceMode
 from mcp_sandbox.engines.docker_container import container_name
 from mcp_sandbox.engines.docker_engine import DockerEngine
+from mcp_sandbox.engines.docker_leftovers import collect_containers
+from mcp_sandbox.engines.docker_mounting import require_mounted
+from mcp_sandbox.engines.docker_runtime import found_runtime
+from mcp_sandbox.engines.docker_state import ContainerState
 from mcp_sandbox.providers.docker.sandbox import NAME, DockerSandbox
 
 __all__ = ["DEFAULT_IMAGE", "DockerProvider"]
 
 DEFAULT_IMAGE: Final = "python:3.12-slim"
+_WORKSPACES: Final = {
+    WorkspaceMode.EMPTY: "",
+    WorkspaceMode.OVERLAY: "copied in when the sandbox is made, so that snapshots hold it; the host's later changes "
+    "do not show",
+    WorkspaceMode.COPY: "",
+    WorkspaceMode.MOUNT: "what commands write is on the host at once, as its owner's; snapshots do not hold it",
+}
 
 
 class DockerProvider(Provider):
@@ -28,12 +42,21 @@ class DockerProvider(Provider):
     Args:
         root: Of this provider's state.
         image: What sandboxes start from that name no image.
+        runtime: What sandboxes run on that name no runtime; `None` is the engine's default.
         environ: Where DOCKER_HOST and the like are looked for.
     """
 
-    def __init__(self, root: Path, *, image: str = DEFAULT_IMAGE, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        image: str = DEFAULT_IMAGE,
+        runtime: str | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         self._root = root
         self._image = image
+        self._runtime = runtime
         self._environ = environ
         self._open: weakref.WeakSet[DockerSandbox] = weakref.WeakSet()
 
@@ -48,17 +71,20 @@ class DockerProvider(Provider):
     async def __aenter__(self) -> Self:
         self._engine = await DockerEngine.open(self._root, self._environ)
         facts = self._engine.facts
+        runtime = self._runtime or facts.default_runtime
         self._capabilities = Capabilities(
-            isolation=Isolation.CONTAINER,
+            isolation=facts.runtimes.get(runtime, Isolation.CONTAINER),
             verbs={Verb.EXPOSE: VerbSupport(Support.NATIVE)},
             network=frozenset({NetworkMode.NONE}),
             limits=facts.limits,
             unenforced=facts.unenforced,
             max_concurrent=256,
             writable_roots=("/workspace", "/home", "/tmp", "/var/tmp"),  # noqa: S108 (inside)
+            runtimes=facts.runtimes,
+            runtime=runtime,
+            workspaces=_WORKSPACES,
             root_inside=False,
             owners=False,
-            runtimes=frozenset(facts.runtimes),
         )
         return self
 
@@ -72,25 +98,38 @@ class DockerProvider(Provider):
             await self._engine.aclose()
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
+        spec = replace(spec, runtime=spec.runtime or self._runtime)
         require_enforceable(NAME, self._capabilities, spec)
         image = await self._engine.puller.facts(spec.image or self._image)
         state = await self._engine.create(spec, image)
-        sandbox = DockerSandbox(self._engine, self._capabilities, state, self._open)
         try:
-            await sandbox.connect()
+            sandbox = await self._opened(state)
+            if spec.workspace.mode is WorkspaceMode.MOUNT and spec.workspace.source:
+                names = await anyio.to_thread.run_sync(os.listdir, spec.workspace.source)
+                await require_mounted(await sandbox.connect(), set(names))
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await sandbox.aclose()
                 await self.destroy(spec.id)
             raise
         return sandbox
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
-        state = self._engine.states.load(sandbox_id)
-        await self._engine.find(sandbox_id)
+        state = await anyio.to_thread.run_sync(self._engine.states.load, sandbox_id)
+        if state.engine_id != self._engine.facts.engine_id:
+            raise ProviderUnavailableError(
+                f"Sandbox {sandbox_id!r} cannot be reached",
+                why=f"it is on another container engine than {self._engine.facts.name} ({self._engine.client.origin})",
+                fix="Start that engine, or name it in DOCKER_HOST; `mcp-sandbox rm` forgets the sandbox",
+            )
+        return await self._opened(state)
+
+    async def _opened(self, state: ContainerState) -> DockerSandbox:
+        """Connect to a sandbox, and look what it really runs on."""
         sandbox = DockerSandbox(self._engine, self._capabilities, state, self._open)
         try:
-            await sandbox.connect()
+            inspected = await self._engine.find(state.id)
+            found = found_runtime(state.runtime, inspected, (await sandbox.connect()).kernel, self._engine.facts)
+            sandbox.found(found.runtime, found.isolation)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await sandbox.aclose()
@@ -111,3 +150,8 @@ class DockerProvider(Provider):
     async def destroy(self, sandbox_id: SandboxId) -> None:
         await self._engine.remove(container_name(sandbox_id))
         self._engine.states.forget(sandbox_id)
+
+    async def collect(
+        self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False
+    ) -> Sequence[Leftover]:
+        return await collect_containers(self._engine, remembered, kept_s=kept_s, now=now, dry_run=dry_run)

@@ -2,13 +2,14 @@
 
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import ByteReceiveStream
 
-from mcp_sandbox.core.capability import Capabilities
+from mcp_sandbox.core.capability import Capabilities, Isolation
 from mcp_sandbox.core.errors import NotFoundError, SandboxGoneError
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
@@ -34,6 +35,7 @@ from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, pro
 from mcp_sandbox.engines.docker_engine import DockerEngine
 from mcp_sandbox.engines.docker_state import ContainerState
 from mcp_sandbox.engines.sandbox_limits import within_time
+from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.guest.wire import GuestProtocolError
 
 __all__ = ["NAME", "DockerSandbox"]
@@ -57,7 +59,7 @@ class DockerSandbox(Sandbox):
         self._engine = engine
         self._capabilities = capabilities
         self._state = state
-        self._carrier: GuestCarrier | None = None
+        self._carrier: StreamCarrier | None = None
         self._connecting = anyio.Lock()
         self._closed = False
 
@@ -73,7 +75,11 @@ class DockerSandbox(Sandbox):
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
-    async def connect(self) -> GuestCarrier:
+    def found(self, runtime: str, isolation: Isolation) -> None:
+        """Take what it runs on, as it was found."""
+        self._capabilities = replace(self._capabilities, runtime=runtime, isolation=isolation)
+
+    async def connect(self) -> StreamCarrier:
         """Return the live connection, making one and starting the container if need be."""
         if self._carrier is not None and not self._carrier.closed:
             return self._carrier
