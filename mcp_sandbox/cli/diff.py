@@ -5,6 +5,8 @@ import sys
 from collections import Counter
 from typing import Any
 
+from anyio import to_thread
+
 from mcp_sandbox.cli.options import add_json, add_sandbox, add_scope, parser
 from mcp_sandbox.cli.running import run
 from mcp_sandbox.cli.tables import print_json
@@ -24,7 +26,8 @@ sandbox as it is) or `start` (what it started as: the project, or a snapshot).
 Without B it is `live`, without both `start` to `live`. What follows is a
 PATH; put `--` before PATHs that could be ids. Of binary files and those above
 256 KiB a diff only says that they differ, which `git apply` does not take;
-`mcp-sandbox exec -- tar c .` brings everything home."""
+`mcp-sandbox exec -- tar c .` brings everything home. What changed outside of
+/workspace is shown behind `#`, which `git apply` skips."""
 _EXAMPLE = """\
   mcp-sandbox diff
   mcp-sandbox diff 1f2e3d --stat
@@ -67,7 +70,7 @@ async def _diff(sandboxes: SandboxService, options: argparse.Namespace) -> int:
         limit=_MOST,
         text_bytes=0 if options.stat or options.json else _TEXT_BYTES,
     )
-    show(found, options)
+    await to_thread.run_sync(show, found, options)
     if options.paths and not found.changes and not found.unseen:
         where = ", ".join(display(resolve(path)) for path in options.paths)
         print(f"mcp-sandbox: taken for paths, at which nothing changed: {where}", file=sys.stderr)

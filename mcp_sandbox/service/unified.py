@@ -1,12 +1,15 @@
-"""Changes as a unified diff, in the form that `git apply` and `patch -p1` take."""
+"""Changes as a unified diff, in the form that `git apply` takes in a copy of the workspace.
 
+What lies elsewhere is shown as comments, which `git apply` skips: it would make a file `etc/x` in the project of it.
+"""
+
+import os
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from mcp_sandbox.core.differences import Action, Change, Side
 from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.core.sandbox import WORKSPACE
-from mcp_sandbox.service.paths import display
 
 __all__ = ["unified"]
 
@@ -14,6 +17,11 @@ _CONTEXT: Final = 3
 _MOST_EDITS: Final = 400
 """Beyond, all between the first and the last difference is shown as replaced: the time grows with the square of it."""
 _KINDS: Final = {FileKind.FILE: 0o100000, FileKind.SYMLINK: 0o120000}
+_NOTHING: Final = "/dev/null"
+_ESCAPES: Final = {
+    **{"\a": "\\a", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r"},
+    **{'"': '\\"', "\\": "\\\\"},
+}
 _NO_NEWLINE: Final = "\\ No newline at end of file\n"
 
 
@@ -25,14 +33,43 @@ class _Block(NamedTuple):
 
 
 def unified(change: Change) -> str:
-    """Return the diff of one path; empty where there is nothing that a diff could say, as for a directory."""
+    """Return the diff of one path; empty where there is nothing that a diff could say, as for a directory.
+
+    The time grows with what changed, up to a second: call it in a thread where others wait.
+    """
     if change.action is Action.TYPE_CHANGED:
         gone = Change(path=change.path, before=change.before, after=None)
         return unified(gone) + unified(Change(path=change.path, before=None, after=change.after))
     if any(side.kind not in _KINDS for side in (change.before, change.after) if side is not None):
         return ""
-    name = display(change.path.removeprefix(f"{WORKSPACE}/"))
-    return "".join([f"diff --git a/{name} b/{name}\n", *_modes(change), *_content(change, name)])
+    inside = change.path.startswith(f"{WORKSPACE}/")
+    name = change.path.removeprefix(f"{WORKSPACE}/" if inside else "/")
+    head = f"diff --git {_quoted(f'a/{name}')} {_quoted(f'b/{name}')}\n"
+    text = "".join([head, *_modes(change), *_content(change, name)])
+    return text if inside else _commented(text)
+
+
+def _quoted(name: str) -> str:
+    """Return a name as git writes it: in quotes and with escapes where it could be taken for something else."""
+    if name.isprintable() and not {'"', "\\"} & set(name):
+        return name
+    return '"' + "".join(_escaped(character) for character in name) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    return character if character.isprintable() else "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
+
+
+def _file(name: str) -> str:
+    """Return a name for a line that it ends; a tab tells spaces in it from what `patch` expects behind it."""
+    quoted = _quoted(name)
+    return f"{quoted}\t" if " " in quoted and not quoted.startswith('"') else quoted
+
+
+def _commented(text: str) -> str:
+    return "".join(f"# {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
 def _modes(change: Change) -> Iterator[str]:
@@ -52,15 +89,15 @@ def _mode(side: Side | None) -> str:
 def _content(change: Change, name: str) -> Iterator[str]:
     if not change.content_differs:
         return
-    old_name = f"a/{name}" if change.before is not None else "/dev/null"
-    new_name = f"b/{name}" if change.after is not None else "/dev/null"
+    old_name = f"a/{name}" if change.before is not None else _NOTHING
+    new_name = f"b/{name}" if change.after is not None else _NOTHING
     old, new = _lines(change.before), _lines(change.after)
     if old is None or new is None:
-        yield f"Binary files {old_name} and {new_name} differ\n"
+        yield f"Binary files {_quoted(old_name)} and {_quoted(new_name)} differ\n"
         return
     blocks = _blocks(old, new)
     if blocks:
-        yield f"--- {old_name}\n+++ {new_name}\n"
+        yield f"--- {_file(old_name)}\n+++ {_file(new_name)}\n"
     for hunk in _hunks(blocks):
         yield from _hunk(hunk, old, new)
 

@@ -1,6 +1,10 @@
 """Unified diffs: what they say turns one text into the other."""
 
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -77,7 +81,7 @@ def test_new_deleted_and_unfinished_files_look_as_git_has_them() -> None:
 
 def test_modes_links_and_kinds() -> None:
     chmod = Change(path="/etc/x", before=_side("a"), after=_side("a", 0o600), content_differs=False)
-    assert unified(chmod) == "diff --git a//etc/x b//etc/x\nold mode 100644\nnew mode 100600\n"
+    assert unified(chmod) == "# diff --git a/etc/x b/etc/x\n# old mode 100644\n# new mode 100600\n"
     link = _side("target", 0o777, FileKind.SYMLINK)
     assert "new file mode 120000" in _diff(None, link)
     both = _diff(_side("a\n"), link)
@@ -93,6 +97,53 @@ def test_what_is_no_text_is_only_said_to_differ(data: bytes | None) -> None:
 
 def test_a_name_cannot_imitate_a_line() -> None:
     assert _diff(None, _side("a\n"), "/workspace/x\n+++ b/evil").count("\n+++ ") == 1
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    if shutil.which("git") is None:
+        pytest.skip("there is no git here")
+    (tmp_path / "tree").mkdir()
+    return tmp_path / "tree"
+
+
+def _applied(tree: Path, *changes: Change) -> str:
+    """Have git apply a diff to a tree, and return what it says."""
+    diff = os.fsencode("".join(map(unified, changes)))
+    done = subprocess.run(["git", "apply", "-"], cwd=tree, input=diff, capture_output=True, check=False)
+    assert done.returncode == 0, (diff, done.stderr)
+    return done.stderr.decode()
+
+
+_NAMES = (
+    *("plain", "with space", " leading", "trailing ", "tab\there", "line\nfeed", "\r", "\x1b[31m", "\x01", "\x7f"),
+    *('quote"d', "'single'", "back\\slash", "\\n", "Zürich", "日本", "\u202eright to left", "\udcff\udcfe", "a b/c\td"),
+    *("$'x'", "x\n--- a/y\n+++ b/y\n@@ -0,0 +1 @@\n+z", "#x", "-x", "a => b", "b/a", "\u2028"),
+)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_git_takes_any_name(tree: Path, name: str) -> None:
+    path = f"/workspace/{name}"
+    _applied(tree, Change(path=path, before=None, after=_side("one\n")))
+    assert (tree / name).read_text() == "one\n"
+    _applied(tree, Change(path=path, before=_side("one\n"), after=_side("one\ntwo", 0o755)))
+    assert (tree / name).read_text() == "one\ntwo"
+    assert (tree / name).stat().st_mode & 0o111
+    link = _side("target", 0o777, FileKind.SYMLINK)
+    _applied(tree, Change(path=path, before=_side("one\ntwo", 0o755), after=link))
+    assert (tree / name).readlink() == Path("target")
+    _applied(tree, Change(path=path, before=link, after=None))
+    assert [path for path in tree.rglob("*") if not path.is_dir()] == []
+    _applied(tree, Change(path=path, before=None, after=_side("")))
+    assert (tree / name).read_bytes() == b""
+
+
+def test_git_passes_over_what_is_not_in_the_workspace(tree: Path) -> None:
+    evil = "x\n--- a/y\n+++ b/y\n@@ -0,0 +1 @@\n+z\n"
+    outside = [Change(path=path, before=None, after=_side(evil)) for path in ("/etc/x", "/root/a\nb", "/workspace.old")]
+    _applied(tree, outside[0], Change(path="/workspace/in", before=None, after=_side("in\n")), *outside[1:])
+    assert [path.name for path in tree.iterdir()] == ["in"]
 
 
 def test_texts_that_have_nothing_in_common_are_replaced_in_time() -> None:
