@@ -11,7 +11,7 @@ import anyio
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.core.leftovers import EXPIRES
 from mcp_sandbox.core.provider import Provider, Sandbox
-from mcp_sandbox.core.sandbox import SandboxSpec
+from mcp_sandbox.core.sandbox import SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent
 from mcp_sandbox.store.record import now, timestamp
 
@@ -60,6 +60,8 @@ class PassingSandbox:
     async def _sweep(self) -> None:
         with suppress(SandboxError):
             for info in await self._provider.list():
+                if info.state is SandboxState.RUNNING:
+                    continue  # somebody still uses it, however long that takes
                 expires = info.labels.get(EXPIRES, "")
                 if expires and expires < now() and info.labels.get(_OWNER) == self._spec.labels.get(_OWNER):
                     await self._provider.destroy(info.id)

@@ -25,7 +25,7 @@ from mcp_sandbox.core.files import (
 )
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec
-from mcp_sandbox.core.snapshot import NativeContent
+from mcp_sandbox.core.snapshot import NativeContent, Snapshot
 
 __all__: list[str] = []
 
@@ -260,8 +260,24 @@ async def test_a_passing_sandbox_left_by_a_kill_is_cleared_away_after_its_time(m
         snapshot = (await server.snapshots.create()).snapshot
         provider = await server.sandboxes.provider("memory")
         for expires in ("2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"):
-            spec = server.sandboxes.new_spec((await server.sandboxes.open()).record)
-            labels = {**spec.labels, "mcp-sandbox.expires": expires}
-            await provider.restore(snapshot.native, SandboxSpec(id=spec.id, labels=labels))
+            await (await _passing(server, snapshot, expires)).aclose()
         await server.snapshots.restore(snapshot.id, paths=["a"])
         assert len(await provider.list()) == 2
+
+
+async def test_a_passing_sandbox_that_is_in_use_stays_beyond_its_time(memory_world: World) -> None:
+    """That of an export that takes hours, for example."""
+    async with memory_world.server() as server:
+        await put((await server.sandboxes.open()).sandbox, "/workspace/a", "then")
+        snapshot = (await server.snapshots.create()).snapshot
+        async with await _passing(server, snapshot, "2026-01-01T00:00:00.000Z") as passing:
+            await server.snapshots.restore(snapshot.id, paths=["a"])
+            assert await content(passing, "/workspace/a") == "then"
+
+
+async def _passing(server: Server, snapshot: Snapshot, expires: str) -> Sandbox:
+    assert snapshot.native is not None
+    spec = server.sandboxes.new_spec((await server.sandboxes.open()).record)
+    labels = {**spec.labels, "mcp-sandbox.expires": expires}
+    provider = await server.sandboxes.provider("memory")
+    return await provider.restore(snapshot.native, SandboxSpec(id=spec.id, labels=labels))
