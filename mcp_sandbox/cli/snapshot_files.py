@@ -39,6 +39,10 @@ async def export(sandboxes: SandboxService, options: argparse.Namespace) -> int:
         sandboxes, options.snapshot, options.file, paths=options.path, replace_file=options.force
     )
     _tell_left_out(exported.left_out)
+    if image := exported.snapshot.image:
+        print(
+            f"mcp-sandbox: it lies on image {display(image)}, which the file names and does not hold", file=sys.stderr
+        )
     print(f"Wrote {', '.join(exported.trees)} of {exported.snapshot.id[:_SHORT]}, {size(exported.size_bytes)}.")
     return 0
 
@@ -52,6 +56,13 @@ async def import_(sandboxes: SandboxService, options: argparse.Namespace) -> int
     """Take in a snapshot."""
     imported = await import_snapshot(sandboxes, options.file)
     _tell_left_out(imported.left_out)
+    if imported.lacks_image:
+        print(
+            f"mcp-sandbox: it lies on an image called {display(imported.snapshot.image)}, which is neither in the file "
+            "nor here: make one of that name before it is used (`mcp-sandbox image build` or `image import`), else its "
+            "files lie on what sandboxes start from here",
+            file=sys.stderr,
+        )
     if imported.known:
         print("mcp-sandbox: it is here already", file=sys.stderr)
     print(imported.snapshot.id)

@@ -51,12 +51,16 @@ class Snapshot:
     note: str
     native: NativeContent
     cwd: str = "/workspace"
+    image: str = ""
+    """Name of the image that the sandbox started from; empty is the provider's default. Not in records without one."""
     schema: int = 1
 
     def canonical(self) -> bytes:
         """Return the bytes that the id is the digest of: JSON, sorted keys, no spaces, ASCII."""
         fields = asdict(self)
         fields["native"]["holds"] = sorted(self.native.holds)
+        if not self.image:
+            del fields["image"]
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @property

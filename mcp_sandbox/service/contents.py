@@ -8,6 +8,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import ByteReceiveStream
 
+from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.errors import NotFoundError, UnsupportedError
 from mcp_sandbox.core.files import ListRequest, MkdirRequest, RemoveRequest, UploadRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -93,10 +94,28 @@ class Contents:
                 raise _bound(stored, name)
             with file:
                 archive = await to_thread.run_sync(Archive, file)
-                native = await _unpacked(archive, await self._providers.get(name), self.spec(name))
+                spec = self.spec(name)
+                if image := await self.image_of(stored, name):
+                    spec = replace(spec, image=image)
+                native = await _unpacked(archive, await self._providers.get(name), spec)
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._attachments.attach_native, stored.id, native)
             return native
+
+    async def image_of(self, stored: StoredSnapshot, name: str) -> str:
+        """Return the name of the image that a snapshot lies on; empty if it has none, or none that is here.
+
+        What came from elsewhere, or from another provider, lies on the image of the same name if there is one here.
+        """
+        image = stored.snapshot.image
+        if not image or (not stored.imported and stored.snapshot.native.provider == name):
+            return image
+        return image if await self.has_image(name, image) else ""
+
+    async def has_image(self, name: str, image: str) -> bool:
+        """Whether a provider has an image of this name."""
+        provider = await self._providers.get(name)
+        return provider.capabilities.supports(Verb.IMAGES) and any(one.name == image for one in await provider.images())
 
 
 def _bound(stored: StoredSnapshot, provider: str) -> UnsupportedError | NotFoundError:

@@ -34,7 +34,7 @@ __all__ = ["Exported", "Imported", "export_snapshot", "import_snapshot", "verify
 HOME: Final = "/root"
 _SPECIAL_BITS: Final = 0o6000
 _MOST_CHANGES: Final = 20_000
-_FROM_IMAGE: Final = "/ (it started from an image: of what is elsewhere, nothing is carried or compared)"
+_NOT_COMPARED: Final = "/ (what it started from is not here: of what is elsewhere, nothing is carried or compared)"
 _KINDS: Final = {
     tarfile.DIRTYPE: "d", tarfile.REGTYPE: "f", tarfile.SYMTYPE: "l", tarfile.LNKTYPE: "h", tarfile.FIFOTYPE: "p",
 }  # fmt: skip
@@ -59,6 +59,8 @@ class Imported:
     left_out: Sequence[str]
     known: bool
     """Whether it was here already."""
+    lacks_image: bool = False
+    """Whether the image that it lies on is not here, by its name: it is used on what sandboxes start from here."""
 
 
 async def export_snapshot(
@@ -136,7 +138,7 @@ async def _write(
 ) -> Manifest:
     writer = ArchiveWriter(file)
     trees: list[Tree] = []
-    left_out = await _left_out(sandboxes, provider, content, roots)
+    left_out = await _left_out(sandboxes, provider, content, roots, snapshot.image)
     async with PassingSandbox(provider, sandboxes.contents.spec(provider.name), content) as source:
         for root in roots:
             tree, more = await _tree(writer, source, root)
@@ -232,18 +234,18 @@ def _first_names(entries: dict[str, Entry]) -> list[Entry]:
 
 
 async def _left_out(
-    sandboxes: SandboxService, provider: Provider, content: NativeContent, roots: Sequence[str]
+    sandboxes: SandboxService, provider: Provider, content: NativeContent, roots: Sequence[str], image: str
 ) -> list[str]:
     """Return what changed outside of the trees that are carried, as far as the provider can say."""
     if not provider.capabilities.supports(Verb.DIFF):
         return []
-    spec = replace(sandboxes.contents.spec(provider.name), workspace=Workspace())
-    async with PassingSandbox(provider, spec) as fresh:
-        request = DiffRequest(before=LiveState(sandbox=fresh.id), after=content, limit=_MOST_CHANGES)
-        try:
+    spec = replace(sandboxes.contents.spec(provider.name), workspace=Workspace(), image=image or None)
+    try:
+        async with PassingSandbox(provider, spec) as fresh:
+            request = DiffRequest(before=LiveState(sandbox=fresh.id), after=content, limit=_MOST_CHANGES)
             found = await provider.diff(request)
-        except UnsupportedError:
-            return [_FROM_IMAGE]
+    except (UnsupportedError, InvalidRequestError):
+        return [_NOT_COMPARED]
     left_out = [f"{path} (could not be looked at)" for path in found.unseen]
     for change in found.changes:
         inside = any(f"{change.path}/".startswith(f"{root}/") for root in roots)
@@ -278,7 +280,16 @@ async def import_snapshot(sandboxes: SandboxService, source: Path) -> Imported:
     finally:
         file.close()
         copy.unlink(missing_ok=True)
-    return Imported(snapshot=snapshot, left_out=left_out, known=known is not None)
+    stored = await sandboxes.snapshot(snapshot.id)
+    lacks_image = bool(snapshot.image) and not await _has_image(sandboxes, stored)
+    return Imported(snapshot=snapshot, left_out=left_out, known=known is not None, lacks_image=lacks_image)
+
+
+async def _has_image(sandboxes: SandboxService, stored: StoredSnapshot) -> bool:
+    try:
+        return bool(await sandboxes.contents.image_of(stored, sandboxes.contents.provider_of(stored)))
+    except SandboxError:  # its engine does not work here
+        return False
 
 
 def _checked(file: IO[bytes]) -> Archive:

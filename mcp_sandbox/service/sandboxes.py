@@ -154,6 +154,7 @@ class SandboxService:
         await self._providers.get(chosen)
         if stored is not None:
             await self.contents.of(stored, chosen)
+            image = await self.contents.image_of(stored, chosen)
         model = replace(self._record(), provider=chosen, parent=stored.id if stored else None)
         if image or stored or chosen != self._provider:
             model = replace(model, image=image or None)

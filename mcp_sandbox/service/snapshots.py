@@ -210,7 +210,10 @@ class SnapshotService:
         """Take a snapshot and enter it; the sandbox is held exclusively."""
         record = await self._sandboxes.find(live.record.id) or live.record
         native = await live.sandbox.snapshot(SnapshotRequest())
-        snapshot = Snapshot(sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native)
+        snapshot = Snapshot(
+            sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native,
+            image=record.image or "",
+        )  # fmt: skip
         stored = StoredSnapshot(snapshot=snapshot, owner=record.owner, before_restore=before_restore)
         try:
             self._store.save(stored)

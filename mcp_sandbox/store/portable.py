@@ -255,7 +255,7 @@ def _snapshot(raw: Mapping[str, Any]) -> Snapshot:
     native["holds"] = frozenset(Facet(facet) for facet in native["holds"])
     whole: dict[str, Any] = {**raw, "native": NativeContent(**native)}
     snapshot = Snapshot(**whole)
-    texts = (snapshot.note, snapshot.cwd, snapshot.native.ref, snapshot.native.method)
+    texts = (snapshot.note, snapshot.cwd, snapshot.image, snapshot.native.ref, snapshot.native.method)
     numbers = (snapshot.native.paused_s, snapshot.native.size_bytes or 0)
     if (
         any(type(text) is not str or len(text) > _TEXT_MOST for text in texts)

@@ -37,6 +37,18 @@ def test_a_server_starts_its_sandboxes_from_an_image_and_the_model_can_name_it(
     )
 
 
+def test_a_sandbox_from_a_snapshot_goes_on_having_the_image_that_it_lies_on(
+    start: Callable[..., WireClient], root: Path
+) -> None:
+    server = start("serve", "--image", str(root))
+    server.exec("true")
+    (first,) = _sandboxes(server)
+    snapshot = server.call("snapshot_create").text.split()[0]
+    made = start("serve").call("sandbox_create", name="second", from_snapshot=snapshot)
+    assert f"image={first['image']}" in made.text
+    assert server.exec("cat /etc/os-release", sandbox="second").body.endswith("ID=small")
+
+
 def test_a_model_cannot_name_a_path_of_the_host(server: WireClient) -> None:
     for image in ("unknown", "/", "/etc", "../rootfs", "."):
         reply = server.call("sandbox_create", image=image)
