@@ -16,10 +16,13 @@ __all__ = ["existing", "image_name", "recipe_of", "suggested_name"]
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._+~-]+")
 _ENDINGS: Final = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tzst)\Z")
 _SUGGESTED_CHARACTERS: Final = 60
+_PATHS: Final = ("/", "./", "../", "~")
 
 
 async def image_name(provider: Provider, image: str) -> str:
-    """Return the name of an image; a path (with a `/` in it) is imported, if it changed since the last time.
+    """Return the name of an image; a path is imported, if it changed since the last time.
+
+    A path begins with `/`, `./`, `../` or `~`: names of container images have slashes in them, too.
 
     Only for what the operator gives: nobody inside a sandbox has a say in paths of the host.
 
@@ -27,7 +30,7 @@ async def image_name(provider: Provider, image: str) -> str:
         InvalidRequestError: Nothing is at the path, or it cannot be an image.
         UnsupportedError: The provider takes no images.
     """
-    if "/" not in image:
+    if not image.startswith(_PATHS):
         return image
     source = await to_thread.run_sync(existing, image)
     name = f"{suggested_name(source)}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
