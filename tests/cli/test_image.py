@@ -94,6 +94,7 @@ def test_an_exported_snapshot_names_its_image_and_lies_on_the_one_of_that_name(
 REFUSED = {
     ("exec", "--image", "unknown", "--", "true"): b"No image 'unknown'",
     ("exec", "--image", "./unknown", "--", "true"): b"No such file or directory",
+    ("exec", "--image", "some/unknown", "--", "true"): b"'some/unknown'",
     ("image", "import", "/dev/null"): b"neither a directory nor a file",
     ("image", "import", __file__): b"no tar archive",
     ("image", "import", "/", "--name", "host"): b"state of mcp-sandbox",

@@ -70,7 +70,7 @@ class Engine(abc.ABC):
     def __exit__(self, *_: object) -> None:
         """End it, and remove everything that it has."""
         with contextlib.suppress(EngineError, subprocess.TimeoutExpired):
-            self._remove_containers()
+            self.remove_containers()
         self.stop()
         self._log.close()
         for process in _processes_of(self.directory):
@@ -139,7 +139,8 @@ class Engine(abc.ABC):
             self._has_base = True
         return BASE
 
-    def _remove_containers(self) -> None:
+    def remove_containers(self) -> None:
+        """Kill and remove every container that it has."""
         if containers := self.run("ps", "--all", "--quiet").split():
             self.run("rm", "--force", *containers)
 

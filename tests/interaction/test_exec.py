@@ -11,6 +11,8 @@ import pytest
 
 from tests.interaction.wire_client import MODERN, WireClient
 
+pytestmark = pytest.mark.parametrize("provider", ["local", "docker"], indirect=True)
+
 
 def running(server: WireClient, words: str) -> list[str]:
     """Return the command lines inside that hold `words`; from /proc, because a minimal system has no `ps`."""
@@ -151,7 +153,6 @@ def test_b022_b023_prompts_do_not_hang(server: WireClient) -> None:
     began = time.monotonic()
     assert "got:[]" in server.exec('read -p "name? " x; echo "got:[$x]"').body
     server.exec("sudo -k; sudo ls /; su - nobody -c id </dev/tty")
-    assert server.exec("sudo id -u").body.strip() == "0"
     assert time.monotonic() - began < 10
 
 

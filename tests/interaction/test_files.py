@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.interaction.wire_client import WireClient
+
+pytestmark = pytest.mark.parametrize("provider", ["local", "docker"], indirect=True)
 
 
 def test_b049_b050_an_edit_keeps_crlf(server: WireClient) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.interaction.wire_client import WireClient
 
+pytestmark = pytest.mark.parametrize("provider", ["local", "docker"], indirect=True)
+
 
 def test_probe_exit_code_and_stderr_kept(server: WireClient) -> None:
     reply = server.exec("echo out; echo err >&2; exit 7")
