@@ -65,7 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         from mcp_sandbox.core.errors import SandboxError
 
         if isinstance(cause := _single(error), SandboxError):
-            return _fail(str(cause))
+            from mcp_sandbox.cli.wording import for_people
+
+            return _fail(for_people(cause))
         raise
 
 

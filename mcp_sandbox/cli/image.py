@@ -12,6 +12,7 @@ from mcp_sandbox.cli.options import add_json
 from mcp_sandbox.cli.running import run
 from mcp_sandbox.cli.tables import print_json, print_table
 from mcp_sandbox.cli.verbs import Verb, read_verb
+from mcp_sandbox.cli.wording import for_people
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.provider import Provider
@@ -107,7 +108,7 @@ async def _rm(provider: Provider, options: argparse.Namespace) -> int:
             await provider.remove_image(name)
             print(name)
         except SandboxError as error:
-            print(f"mcp-sandbox: {error}", file=sys.stderr)
+            print(f"mcp-sandbox: {for_people(error)}", file=sys.stderr)
             status = 2
     return status
 

@@ -5,6 +5,7 @@ import sys
 
 from mcp_sandbox.cli.options import add_scope, parser
 from mcp_sandbox.cli.running import run
+from mcp_sandbox.cli.wording import for_people
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.sandboxes import SandboxService
 
@@ -33,7 +34,7 @@ async def _destroy(sandboxes: SandboxService, options: argparse.Namespace) -> in
         try:
             record = await sandboxes.destroy(handle, forget=options.forget)
         except SandboxError as error:
-            print(f"mcp-sandbox: {error}", file=sys.stderr)
+            print(f"mcp-sandbox: {for_people(error)}", file=sys.stderr)
             status = 2
         else:
             print(record.id)

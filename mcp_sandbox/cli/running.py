@@ -11,6 +11,7 @@ import anyio
 
 from mcp_sandbox.app import open_sandboxes
 from mcp_sandbox.cli.event_loop import run_loop
+from mcp_sandbox.cli.wording import for_people
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.settings.limits import WantedLimits
 from mcp_sandbox.settings.project import find_project
@@ -45,7 +46,7 @@ def run(
 def tell(notices: tuple[str, ...]) -> None:
     """Print what must be told once."""
     for notice in notices:
-        print(f"mcp-sandbox: {notice}", file=sys.stderr)
+        print(f"mcp-sandbox: {for_people(notice)}", file=sys.stderr)
 
 
 async def until_signal(command: Callable[[], Awaitable[int]]) -> int:

@@ -8,6 +8,7 @@ import anyio
 
 from mcp_sandbox.app import open_services
 from mcp_sandbox.cli.event_loop import run_loop
+from mcp_sandbox.cli.wording import for_people
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.kept import Kept
 from mcp_sandbox.service.lifetimes import Lifetimes
@@ -41,7 +42,7 @@ def serve(
         try:
             await services.get()
         except SandboxError as error:
-            print(f"mcp-sandbox: {error}", file=sys.stderr)
+            print(f"mcp-sandbox: {for_people(error)}", file=sys.stderr)
 
     async def serve_client() -> None:
         async with anyio.create_task_group() as tasks:

@@ -8,6 +8,7 @@ from mcp_sandbox.cli.running import run, tell
 from mcp_sandbox.cli.snapshot_files import export, export_options, import_, import_options, verify, verify_options
 from mcp_sandbox.cli.tables import print_json, print_table
 from mcp_sandbox.cli.verbs import Verb, read_verb
+from mcp_sandbox.cli.wording import for_people
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.paths import display
 from mcp_sandbox.service.quantities import local_time, size
@@ -117,7 +118,7 @@ async def _delete(sandboxes: SandboxService, options: argparse.Namespace) -> int
         try:
             print((await SnapshotService(sandboxes).delete(prefix)).id)
         except SandboxError as error:
-            print(f"mcp-sandbox: {error}", file=sys.stderr)
+            print(f"mcp-sandbox: {for_people(error)}", file=sys.stderr)
             status = 2
     return status
 

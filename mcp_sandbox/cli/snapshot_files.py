@@ -8,6 +8,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
+from mcp_sandbox.cli.wording import for_people
 from mcp_sandbox.core.errors import InvalidRequestError, SandboxError
 from mcp_sandbox.service.exporting import export_snapshot, import_snapshot, verify_file, verify_snapshot
 from mcp_sandbox.service.paths import display
@@ -116,7 +117,7 @@ async def _file_faults(path: Path) -> list[str]:
     try:
         await verify_file(path)
     except (SandboxError, OSError) as error:
-        return [f"{path.name}: {error}"]
+        return [f"{path.name}: {for_people(error)}"]
     return []
 
 
@@ -124,5 +125,5 @@ async def _snapshot_faults(sandboxes: SandboxService, prefix: str) -> list[str]:
     try:
         stored = await sandboxes.snapshot(prefix)
     except SandboxError as error:
-        return [f"{prefix[:_SHORT]}: {error}"]
+        return [f"{prefix[:_SHORT]}: {for_people(error)}"]
     return [f"{stored.id[:_SHORT]}: {fault}" for fault in await verify_snapshot(sandboxes, stored)]

@@ -6,6 +6,7 @@ from dataclasses import fields
 from mcp_sandbox.core.capability import Capabilities
 from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec
+from mcp_sandbox.core.wording import limit_option, limit_text, limit_word
 
 __all__ = ["require_enforceable", "weak_limits"]
 
@@ -39,11 +40,12 @@ def require_enforceable(provider: str, capabilities: Capabilities, spec: Sandbox
         gap = capabilities.unenforced.get(name)
         if name in capabilities.limits or (spec.best_effort and gap is not None):
             continue
-        enforced = ", ".join(sorted(capabilities.limits)) or "no limits"
+        enforced = ", ".join(sorted(map(limit_word, capabilities.limits))) or "no limits"
+        fix = f"Leave {limit_option(name)} out, or use another provider"
         raise UnsupportedError(
-            f"Limit {name} = {asked} refused",
+            f"Limit refused: {limit_text(name, asked)}",
             why=gap.why if gap else f"provider {provider!r} enforces only {enforced}",
-            fix=f"{gap.fix}; or ask for best effort" if gap else f"Leave {name!r} out, or use another provider",
+            fix=f"{gap.fix}; or ask for best effort (--best-effort)" if gap else fix,
         )
 
 
@@ -54,7 +56,7 @@ def weak_limits(capabilities: Capabilities, limits: Limits) -> tuple[str, ...]:
         if name not in capabilities.limits:
             gap = capabilities.unenforced.get(name)
             instead = gap.instead if gap and gap.instead else "not limited at all"
-            found.append(f"limit {name} is not enforced ({gap.why if gap else 'unknown here'}): {instead}")
+            found.append(f"limit {limit_word(name)} is not enforced ({gap.why if gap else 'unknown here'}): {instead}")
     return tuple(found)
 
 

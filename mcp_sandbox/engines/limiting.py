@@ -14,6 +14,7 @@ from mcp_sandbox.core.capability import LimitGap
 from mcp_sandbox.core.errors import NotFoundError, ProviderError, StateError, UnsupportedError
 from mcp_sandbox.core.examination import Shortcoming
 from mcp_sandbox.core.sandbox import Limits, SandboxId
+from mcp_sandbox.core.wording import limit_word
 from mcp_sandbox.engines.cgroup_places import Kernel
 from mcp_sandbox.engines.cgroups import Cgroups
 from mcp_sandbox.engines.init_process import init_pid
@@ -95,7 +96,7 @@ class Limiting:
     def shortcomings(self) -> Sequence[Shortcoming]:
         """The same for whoever examines the machine."""
         return [
-            Shortcoming(what=f"the limit {name} cannot be enforced", why=gap.why, fix=gap.fix)
+            Shortcoming(what=f"the limit {limit_word(name)} cannot be enforced", why=gap.why, fix=gap.fix)
             for name, gap in self.unenforced.items()
         ]
 
@@ -113,7 +114,9 @@ class Limiting:
         for name, gap in self.unenforced.items():
             if getattr(limits, name) is not None and not state.best_effort:
                 raise UnsupportedError(
-                    "Sandbox not started", why=f"its limit {name} cannot be enforced now: {gap.why}", fix=gap.fix
+                    "Sandbox not started",
+                    why=f"its limit {limit_word(name)} cannot be enforced now: {gap.why}",
+                    fix=gap.fix,
                 )
         if not self._disk_gap and (limits.disk_bytes is not None or limits.inodes is not None):
             self._claim_disk(state, written)

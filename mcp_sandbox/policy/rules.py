@@ -12,6 +12,7 @@ from mcp_sandbox.core.capability import Capabilities, Isolation, NetworkMode
 from mcp_sandbox.core.errors import InvalidRequestError, PolicyDeniedError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, WorkspaceMode
+from mcp_sandbox.core.wording import limit_text
 
 __all__ = ["Policy", "admit_exec", "admit_mode", "admit_path", "admit_range", "admit_spec"]
 
@@ -91,12 +92,12 @@ def _admit_limits(ceilings: Limits, asked: Limits) -> Limits:
         wanted, ceiling = getattr(asked, field.name), getattr(ceilings, field.name)
         if wanted is not None and not 0 < wanted < math.inf:
             raise InvalidRequestError(
-                f"Limit {field.name} = {wanted} refused", why="it is not a positive number", fix="Correct it"
+                f"Limit refused: {limit_text(field.name, wanted)}", why="it is not a positive number", fix="Correct it"
             )
         if wanted is not None and ceiling is not None and wanted > ceiling:
             raise PolicyDeniedError(
-                f"Limit {field.name} = {wanted} refused",
-                why=f"the policy allows at most {ceiling}",
+                f"Limit refused: {limit_text(field.name, wanted)}",
+                why=f"the policy allows at most {limit_text(field.name, ceiling)}",
                 fix=f"Ask for less, or have the operator raise {field.name!r} in the policy",
             )
         admitted[field.name] = ceiling if wanted is None else wanted

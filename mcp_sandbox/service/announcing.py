@@ -17,7 +17,7 @@ def about_another(record: SandboxRecord, gone: SandboxId | None) -> Sequence[str
         return ()
     return (
         f"sandbox {gone} is gone with everything in it; this is another one, {record.id}. "
-        "Snapshots of the old one remain: see snapshot_list",
+        "Snapshots of the old one remain",
     )
 
 

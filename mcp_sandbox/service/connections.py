@@ -266,7 +266,7 @@ class Connections:
         except NotFoundError as error:
             raise StateError(
                 "Sandbox not created", why=f"the snapshot that it was to start from is gone ({error.why})",
-                fix="Choose another one; snapshot_list shows them",
+                fix="Choose another one; `snapshot_list` shows them",
             ) from error  # fmt: skip
         except StateError:
             # There is one with this id: made by a process that was killed before it could say so.

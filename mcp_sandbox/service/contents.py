@@ -127,7 +127,7 @@ def _bound(stored: StoredSnapshot, provider: str) -> UnsupportedError | NotFound
     return UnsupportedError(
         f"Snapshot {stored.id[:12]} not used",
         why=f"its content belongs to provider {owner!r}, not to {provider!r}",
-        fix="Use a sandbox of that provider: sandbox_create(from_snapshot=...) makes one",
+        fix="Use a sandbox of that provider: `sandbox_create` makes one from it",
     )
 
 

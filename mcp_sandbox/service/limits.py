@@ -1,22 +1,12 @@
 """What is recorded and said of a sandbox's limits."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from mcp_sandbox.core.sandbox import Limits
-from mcp_sandbox.service.quantities import size
+from mcp_sandbox.core.wording import limit_text
 
 __all__ = ["changed_limits", "limits_in", "limits_text", "own_limits", "recorded_limits"]
-
-_WORDS = {
-    "memory_bytes": "memory",
-    "cpu_count": "cpus",
-    "pids": "pids",
-    "open_files": "open files",
-    "disk_bytes": "disk",
-    "inodes": "inodes",
-    "command_s": "command time",
-}
 
 
 def recorded_limits(limits: Limits) -> dict[str, float]:
@@ -26,13 +16,13 @@ def recorded_limits(limits: Limits) -> dict[str, float]:
 
 def limits_in(recorded: Mapping[str, float]) -> Limits:
     """Return the limits of a record, without those of newer versions."""
-    known: dict[str, float | None] = dict.fromkeys(_WORDS)
+    known = [field.name for field in fields(Limits)]
     return Limits(**{name: recorded.get(name) for name in known})  # pyright: ignore[reportArgumentType]
 
 
 def limits_text(recorded: Mapping[str, float]) -> str:
     """Return limits for a reader: `memory 2 GiB, pids 512`."""
-    return ", ".join(f"{_WORDS.get(name, name)} {_value(name, value)}" for name, value in recorded.items()) or "none"
+    return ", ".join(limit_text(name, value) for name, value in recorded.items()) or "none"
 
 
 def own_limits(recorded: Mapping[str, float]) -> str:
@@ -51,7 +41,3 @@ def changed_limits(recorded: Mapping[str, float], wanted: Limits, sandbox: str) 
         f"this project's sandbox has the limits that it was made with ({limits_text(recorded)}); those asked for now "
         f"({limits_text(now)}) are used once it, {sandbox}, is destroyed"
     )
-
-
-def _value(name: str, value: float) -> str:
-    return size(int(value)) if name.endswith("_bytes") else f"{value:g} s" if name.endswith("_s") else f"{value:g}"

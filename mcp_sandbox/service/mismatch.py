@@ -76,7 +76,7 @@ _REWRITES: tuple[tuple[str, str, Callable[[str], str]], ...] = (
 def explain_mismatch(text: str, old: str) -> tuple[str, str]:
     """Return why `old` is not in `text`, and what to do about it. Line ends in both are line feeds."""
     if not text:
-        return "the file is empty", "Write it with write_file"
+        return "the file is empty", "Write it with `write_file`"
     for why, fix, rewrite in _REWRITES:
         rewritten = rewrite(old)
         if rewritten and rewritten != old and rewritten in text:

@@ -143,7 +143,7 @@ class PortService:
         if entry is None:
             raise NotFoundError(
                 f"Port {port} not closed", why="this server does not expose it",
-                fix="See which ports are exposed in the list of sandboxes",
+                fix="See which ports are in `sandbox_list`",
             )  # fmt: skip
         await self._end(entry)
         return entry.exposed

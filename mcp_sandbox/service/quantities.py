@@ -2,24 +2,11 @@
 
 from datetime import UTC, datetime
 
+from mcp_sandbox.core.wording import size
+
 __all__ = ["age", "local_time", "seconds_of", "size"]
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"))
-
-
-def size(size_bytes: int) -> str:
-    """Return a size with three digits and a unit: `1.25 MiB`."""
-    amount, unit = float(size_bytes), 0
-    while amount >= 1024 and unit + 1 < len(_UNITS):
-        amount, unit = amount / 1024, unit + 1
-    return (
-        f"{size_bytes} B"
-        if unit == 0
-        else f"{amount:.3g} {_UNITS[unit]}"
-        if amount < 1000
-        else f"{amount:.0f} {_UNITS[unit]}"
-    )
 
 
 def seconds_of(timestamp: str) -> str:

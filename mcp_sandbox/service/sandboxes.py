@@ -321,7 +321,7 @@ class SandboxService:
             raise NotFoundError(
                 f"Sandbox {record.name or record.id!r} is gone",
                 why=f"provider {record.provider!r} does not have it any more, or it was destroyed meanwhile",
-                fix="Create another one; snapshot_list shows what can be restored into it",
+                fix="Create another one; `snapshot_list` shows what can be restored into it",
             )
         return live
 

@@ -150,7 +150,7 @@ class Registry:
             raise NotFoundError(
                 f"No sandbox {sandbox_id!r}",
                 why="it does not exist or was destroyed",
-                fix="Call sandbox_list, or leave `sandbox` away to use the project's own",
+                fix="See `sandbox_list`, or leave `sandbox` away to use the project's own",
             )
         return self._used(record)
 
@@ -349,7 +349,7 @@ def _full(records: Sequence[SandboxRecord], count: int, most: int) -> CapacityEr
     return CapacityError(
         "No sandbox created" if count == 1 else f"{count} sandboxes not created",
         why=f"this project has {len(records)} already, and {most} is the most{unused}",
-        fix="Destroy some with sandbox_destroy, or start the server with a higher --max-sandboxes",
+        fix="Destroy some with `sandbox_destroy`, or start the server with a higher --max-sandboxes",
     )
 
 

@@ -276,7 +276,7 @@ def _snapshot(fields: Mapping[str, Any]) -> Snapshot:
 
 def _corrupt(snapshot_id: SnapshotId, why: str) -> SnapshotCorruptError:
     return SnapshotCorruptError(
-        f"Snapshot {snapshot_id[:12]} is damaged", why=why, fix="Use another snapshot; snapshot_list shows them"
+        f"Snapshot {snapshot_id[:12]} is damaged", why=why, fix="Use another snapshot; `snapshot_list` shows them"
     )
 
 
@@ -287,7 +287,7 @@ def _no_such(prefix: str, known: tuple[StoredSnapshot, ...]) -> NotFoundError:
     if prefix and near:
         fix = f"Check it; near it is {', '.join(near)}"
     elif newest:
-        fix = f"The newest are {', '.join(reversed(newest))}; snapshot_list shows all"
+        fix = f"The newest are {', '.join(reversed(newest))}; `snapshot_list` shows all"
     else:
-        fix = "There are none yet; snapshot_create takes one"
+        fix = "There are none yet; `snapshot_create` takes one"
     return NotFoundError(f"No snapshot {prefix!r}", why="no id begins with it", fix=fix)

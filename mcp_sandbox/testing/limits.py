@@ -14,6 +14,7 @@ from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import Limits
+from mcp_sandbox.core.wording import limit_word
 from mcp_sandbox.testing.contract import Contract
 from mcp_sandbox.testing.driving import HANG_S, new_spec, run, sh, until_exit
 
@@ -62,7 +63,7 @@ class LimitContract(Contract):
             pytest.skip(f"the provider declares the limit {name!r}")
         spec = new_spec(provider.capabilities)
         asked = new_spec(provider.capabilities, {name: LEGAL[name]}).limits
-        with pytest.raises(UnsupportedError, match=name) as refused:
+        with pytest.raises(UnsupportedError, match=limit_word(name)) as refused:
             await provider.create(replace(spec, limits=asked))
         if (gap := provider.capabilities.unenforced.get(name)) is not None:
             assert gap.why

@@ -37,6 +37,8 @@ class Call:
     services: Services
     progress: Callable[[str], Awaitable[None]]
     """Show the person one line; no-op where the client did not ask for progress."""
+    prefix: str = ""
+    """What the names of tools begin with, where an answer names one."""
     window_s: float = 45.0
     """Seconds that this client surely waits for an answer."""
 

@@ -43,6 +43,8 @@ class _Text:
     tail: str
     lossy: bool
     binary: bool
+    reader: str
+    """Name of the tool that pages the whole text."""
 
     @property
     def characters(self) -> int:
@@ -53,11 +55,11 @@ class _Text:
         return self.head.count("\n") + self.tail.count("\n") + 1
 
 
-def present(outcome: Outcome) -> str:
-    """Return the whole answer: at most `MOST_CHARACTERS` and `MOST_LINES`."""
-    stdout = _decoded("stdout", outcome.stdout)
-    stderr = _decoded("stderr", outcome.stderr)
-    lines = [_facts(outcome), *_explanations(outcome), *_stream_notes(outcome, stdout, stderr)]
+def present(outcome: Outcome, prefix: str = "") -> str:
+    """Return the whole answer: at most `MOST_CHARACTERS` and `MOST_LINES`; names of tools begin with `prefix`."""
+    stdout = _decoded("stdout", outcome.stdout, prefix)
+    stderr = _decoded("stderr", outcome.stderr, prefix)
+    lines = [_facts(outcome), *_explanations(outcome, prefix), *_stream_notes(outcome, stdout, stderr)]
     parts = ["\n".join(" ".join(line.splitlines()) for line in lines)[:_HEADER_CHARACTERS]]
     for_stdout, for_stderr = _shares(stdout, stderr)
     if text := _fitted(stdout, for_stdout):
@@ -115,12 +117,12 @@ def _signal_name(number: int | None) -> str:
         return str(number)
 
 
-def _explanations(outcome: Outcome) -> list[str]:
+def _explanations(outcome: Outcome, prefix: str) -> list[str]:
     notes = [f"note: {note}" for note in outcome.notes]
     result = outcome.result
     if result is None:
         notes.append(
-            f'note: still running; `job` with action "wait" goes on, "kill" ends it; '
+            f'note: still running; `{prefix}job` with action "wait" goes on, "kill" ends it; '
             f"whole output: {outcome.spool_path}.out (and .err)"
         )
         return notes
@@ -183,13 +185,14 @@ def _stream_notes(outcome: Outcome, *streams: _Text) -> list[str]:
     return notes
 
 
-def _decoded(name: str, captured: Captured) -> _Text:
+def _decoded(name: str, captured: Captured, prefix: str) -> _Text:
     is_cut = bool(captured.tail)
     head = _text(captured.head[: len(captured.head) - unfinished(captured.head) * is_cut])
     tail = _text(_without_orphans(captured.tail))
     return _Text(
-        name, captured, as_seen(head.text), as_seen(tail.text), head.lossy or tail.lossy, head.binary or tail.binary
-    )
+        name=name, captured=captured, head=as_seen(head.text), tail=as_seen(tail.text),
+        lossy=head.lossy or tail.lossy, binary=head.binary or tail.binary, reader=f"{prefix}read_file",
+    )  # fmt: skip
 
 
 class _Decoded(NamedTuple):
@@ -287,7 +290,7 @@ def _cut(text: _Text, budget: _Budget) -> str:
 
 def _mark(text: _Text, head: str, tail: str) -> str:
     captured = text.captured
-    where = f"; all of it: {captured.spool_path} (page it with `read_file`)" if captured.spool_path else ""
+    where = f"; all of it: {captured.spool_path} (page it with `{text.reader}`)" if captured.spool_path else ""
     shown = head.count("\n") + tail.count("\n")
     if captured.total_lines is not None and head.endswith("\n") and captured.total_lines > shown:
         missing = f"{captured.total_lines - shown:,} of {captured.total_lines:,} lines"

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, cast
 
@@ -23,10 +24,10 @@ from mcp_sandbox import __version__
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.services import Services
 from mcp_sandbox.tools.call import Answer, Call
-from mcp_sandbox.tools.catalog import tools_for
+from mcp_sandbox.tools.catalog import ALL_TOOLS, tools_for
 from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
 from mcp_sandbox.tools.schema import check_arguments, nearest
-from mcp_sandbox.tools.tool import Tool
+from mcp_sandbox.tools.tool import Tool, reworded
 
 __all__ = ["DEFAULT_WINDOW_S", "ServicesSource", "build_server", "server_for"]
 
@@ -70,6 +71,7 @@ def server_for(
 ) -> Server[dict[str, Any]]:
     """Return a server of exactly these tools, whose names begin with `prefix`."""
     by_name = {tool.name: tool for tool in tools}
+    names = {tool.name: f"{prefix}{tool.name}" for tool in ALL_TOOLS} if prefix else {}
     result = ListToolsResult.model_validate({"tools": listed(tools, prefix)}, by_name=False)
 
     async def list_tools(_: ServerRequestContext[dict[str, Any]], __: PaginatedRequestParams | None) -> ListToolsResult:
@@ -85,11 +87,13 @@ def server_for(
                 arguments=arguments,
                 services=await services(),
                 progress=_progress(context),
+                prefix=prefix,
                 window_s=window_s if window_s is not None else _window_s(context),
             )
             answer = await tool.handler(call)
         except Exception as error:  # noqa: BLE001 (the one place where errors become answers)
             answer = _failure(tool.name, error, params.arguments or {})
+            answer = replace(answer, text=reworded(answer.text, names))
         return _as_result(answer)
 
     server = Server(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.tools.call import Answer, Call, Handler
 
-__all__ = ["PROFILES", "SANDBOX", "Deferred", "Tool"]
+__all__ = ["PROFILES", "SANDBOX", "Deferred", "Tool", "reworded"]
 
 PROFILES = ("minimal", "default", "full")
 """How many tools a client is shown; each profile includes the ones before it."""
@@ -61,19 +61,13 @@ class Tool:
 
     def renamed(self, names: "Mapping[str, str]") -> "Tool":
         """Return the same tool, with new names for tools wherever their old ones stand, its own included."""
-
-        def reworded(text: str) -> str:
-            for old, new in names.items():
-                text = text.replace(f"`{old}`", f"`{new}`")
-            return text
-
         return Tool(
             name=names[self.name],
             title=self.title,
-            description=reworded(self.description),
+            description=reworded(self.description, names),
             handler=self.handler,
             properties={
-                name: {**fragment, "description": reworded(fragment["description"])}
+                name: {**fragment, "description": reworded(fragment["description"], names)}
                 for name, fragment in self.properties.items()
             },
             required=self.required,
@@ -83,6 +77,13 @@ class Tool:
             idempotent=self.idempotent,
             open_world=self.open_world,
         )
+
+
+def reworded(text: str, names: "Mapping[str, str]") -> str:
+    """Return a text with new names for tools, wherever it names them between backticks."""
+    for old, new in names.items():
+        text = text.replace(f"`{old}`", f"`{new}`")
+    return text
 
 
 class Deferred:

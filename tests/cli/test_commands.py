@@ -84,6 +84,23 @@ def test_b070_diff_shows_what_changed_in_a_form_that_git_takes(machine: CommandL
     assert machine.say("diff", "live", "live", "--stat") == "nothing changed\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("snapshot", "restore", "00000000"), b"`mcp-sandbox snapshot create`"),
+        (("rm", "nosuch"), b"`--sandbox`"),
+        (("exec", "--sandbox", "nosuch", "--", "true"), b"`--sandbox`"),
+    ],
+)
+def test_errors_name_commands_and_no_tools(machine: CommandLine, arguments: tuple[str, ...], command: bytes) -> None:
+    machine.say("exec", "--", "true")
+    done = machine.run(*arguments)
+    assert done.returncode == 2
+    assert command in done.stderr
+    assert not any(tool in done.stderr for tool in (b"snapshot_", b"sandbox_"))
+    machine.say("rm", machine.sandboxes()[0]["id"])
+
+
 @pytest.mark.parametrize("form", ["--stat", "--json", ""])
 def test_diff_names_what_could_not_be_looked_at(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = argparse.Namespace(json=form == "--json", stat=form == "--stat")

@@ -1,6 +1,7 @@
 """The server as the SDK's own client meets it, in both eras of the protocol."""
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -149,6 +150,30 @@ async def test_a_prefix_is_in_names_and_in_what_tools_say_of_each_other(services
         assert "`box_job`" in (tools[0].description or "")
         assert "`box_exec`" in (client.instructions or "")
         assert (await _text(client, "box_exec", {"command": "echo hi"}))[0].endswith("hi")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "named"),
+    [
+        ("snapshot_restore", {"snapshot": "00000000"}, "snapshot_create"),
+        ("snapshot_list", {}, "snapshot_create"),
+        ("job", {"action": "output"}, "job"),
+        ("read_file", {"file_path": "/nosuch"}, "list_files"),
+    ],
+)
+async def test_answers_and_errors_name_tools_as_they_are_listed(
+    services: Services, tool: str, arguments: dict[str, Any], named: str
+) -> None:
+    async def source() -> Services:
+        return services
+
+    await services.sandboxes.create(name="one")
+    for prefix in ("", "box_"):
+        async with Client(build_server(source, prefix=prefix), mode="auto") as client:
+            text, _ = await _text(client, f"{prefix}{tool}", arguments)
+            assert f"`{prefix}{named}`" in text
+            listed = {one.name for one in (await client.list_tools()).tools}
+            assert {word for word in re.findall(r"`(\w+_\w+)`", text) if word != "job_id"} <= listed
 
 
 async def test_pictures_and_facts_are_carried(era: Era) -> None:

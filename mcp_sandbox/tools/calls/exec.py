@@ -34,7 +34,7 @@ async def exec_command(call: Call) -> Answer:
         ),
         _progress(call),
     )
-    return await _answer(outcome)
+    return await _answer(outcome, call)
 
 
 async def job(call: Call) -> Answer:
@@ -64,13 +64,13 @@ async def job(call: Call) -> Answer:
             name: str = arguments.get("signal", "SIGKILL")
             number = None if name == "SIGKILL" else int(signal.Signals[name])
             outcome = await jobs.kill(job_id, sandbox=sandbox, number=number)
-    return await _answer(outcome)
+    return await _answer(outcome, call)
 
 
-async def _answer(outcome: Outcome) -> Answer:
+async def _answer(outcome: Outcome, call: Call) -> Answer:
     if outcome.stdout.total_bytes + outcome.stderr.total_bytes > _MUCH_BYTES:
-        return Answer(text=await to_thread.run_sync(present, outcome))
-    return Answer(text=present(outcome))
+        return Answer(text=await to_thread.run_sync(present, outcome, call.prefix))
+    return Answer(text=present(outcome, call.prefix))
 
 
 def _job_id(arguments: Any) -> str:

@@ -33,7 +33,7 @@ async def snapshot_create(call: Call) -> Answer:
     lines = [*taken.sandbox.notices, " ".join(words)]
     if Facet.MEMORY not in native.holds:
         lines.append("It holds every file, not the running processes.")
-    lines.append(f'Go back with `snapshot_restore`, snapshot="{snapshot.id[:_SHORT]}".')
+    lines.append(f'Go back with `{call.prefix}snapshot_restore`, snapshot="{snapshot.id[:_SHORT]}".')
     return Answer(text="\n".join(lines), structured=facts)
 
 
@@ -42,7 +42,10 @@ async def snapshot_list(call: Call) -> Answer:
     branches = await call.services.snapshots.list(call.arguments.get("sandbox", ""))
     shown = _newest(branches)
     if not shown:
-        return Answer(text="No snapshots yet. `snapshot_create` takes one.", structured={"snapshots": [], "total": 0})
+        return Answer(
+            text=f"No snapshots yet. `{call.prefix}snapshot_create` takes one.",
+            structured={"snapshots": [], "total": 0},
+        )
     lines = [_line(branch) for branch in shown]
     if len(shown) < len(branches):
         lines.append(f"({len(branches) - len(shown)} older ones are not shown)")
@@ -68,7 +71,7 @@ async def snapshot_restore(call: Call) -> Answer:
         *restored.sandbox.notices,
         f"Restored {', '.join(named) or 'everything'} in sandbox {restored.sandbox.record.id} to snapshot {done}.",
         *["Commands that ran in it were ended."] * (not restored.paths),
-        f'What was there before is snapshot {undo}: undo with `snapshot_restore`, snapshot="{undo}".',
+        f'What was there before is snapshot {undo}: undo with `{call.prefix}snapshot_restore`, snapshot="{undo}".',
     ]
     return Answer(
         text="\n".join(lines),
