@@ -12,6 +12,7 @@
 #include <time.h>
 
 #define PEERS_MAX 64
+#define UNPROVEN_MAX 8
 #define SEND_BUFFER (1 << 20)     /* answers that a peer may be behind */
 #define FAREWELL_MS 1000          /* how long bridges have to pass on the last words */
 
@@ -34,18 +35,22 @@ static void put_kernel(struct message *m) {
   put_string(m, name.version);
 }
 
-static void add_peer(int fd, pid_t pid) {
+static void welcome(int fd) {
   int room = SEND_BUFFER;
-  if (peer_count == PEERS_MAX) {
-    close(fd);
-    return;
-  }
   setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-  peers[peer_count++] = (struct connection){.fd = fd, .pid = pid};
   struct message m = {.length = 0};
   put_u32(&m, PROTOCOL_VERSION);
   put_kernel(&m);
   send_frame(fd, T_WELCOME, 0, m.data, m.length, -1);
+}
+
+static void add_peer(int fd, pid_t pid) {
+  if (peer_count == PEERS_MAX) {
+    close(fd);
+    return;
+  }
+  peers[peer_count++] = (struct connection){.fd = fd, .pid = pid};
+  welcome(fd);
 }
 
 static int thaw(void) {
@@ -78,16 +83,53 @@ bool is_peer(pid_t pid) {
 }
 
 /* A peer outside has no number in our pid namespace. In a container the bridge has one, but no parent: the engine put it
-   here. Whoever was started inside has a parent inside, and gives no orders. gVisor tells us our own number instead; where
-   commands are another user, only who is root can have found the socket, and a bridge says by itself which one it is. */
+   here. Whoever was started inside has a parent inside, and gives no orders. */
+static bool is_entitled(pid_t pid) { return pid == 0 || (settings.container && pid > 1 && parent_of(pid) == 0); }
+
+/* Some kernels (gVisor's, until 2025) say of every peer that it is whoever asks. There the peer sends who it is, which
+   every kernel checks. Programs inside may hold as many such connections as they like: the oldest one goes. */
+static void add_unproven(int fd) {
+  int on = 1, held = 0, oldest = -1;
+  for (int i = peer_count - 1; i >= 0; i--)
+    if (peers[i].unproven) {
+      held++;
+      oldest = i;
+    }
+  if (held == UNPROVEN_MAX) drop_peer(oldest);
+  if (peer_count == PEERS_MAX || setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0) close(fd);
+  else peers[peer_count++] = (struct connection){.fd = fd, .unproven = true};
+}
+
+static bool prove(struct connection *peer) {
+  char hello[sizeof(struct head)];
+  struct iovec part = {hello, sizeof hello};
+  union {
+    char space[CMSG_SPACE(sizeof(struct ucred))];
+    struct cmsghdr align;
+  } control;
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+                           .msg_controllen = sizeof control.space};
+  struct ucred who = {.pid = -1};
+  int off = 0;
+  if (recvmsg(peer->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) <= 0) return false;
+  struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+  if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS) memcpy(&who, CMSG_DATA(c), sizeof who);
+  if (who.pid <= 1 || !is_entitled(who.pid)) return false;
+  setsockopt(peer->fd, SOL_SOCKET, SO_PASSCRED, &off, sizeof off);
+  peer->pid = who.pid;
+  peer->unproven = false;
+  welcome(peer->fd);
+  return true;
+}
+
 static void accept_peer(void) {
   int fd = accept4(settings.listener, NULL, NULL, SOCK_CLOEXEC);
   struct ucred who;
   socklen_t size = sizeof who;
   if (fd < 0) return;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0) who.pid = -1;
-  if (who.pid == 1 && settings.user) add_peer(fd, 0);
-  else if (who.pid == 0 || (settings.container && who.pid > 1 && parent_of(who.pid) == 0)) add_peer(fd, who.pid);
+  if (is_entitled(who.pid)) add_peer(fd, who.pid);
+  else if (settings.container && who.pid == getpid()) add_unproven(fd);
   else close(fd);
 }
 
@@ -158,16 +200,9 @@ static void signal_request(int peer, uint32_t id, struct cursor *c) {
   else answer_count(peer, id, signal_group(j->pid, (int)number) < 0 ? -errno : 0);
 }
 
-static void hello(int peer, struct cursor *c) {
-  pid_t pid = (pid_t)take_u32(c);
-  for (int i = 0; i < peer_count && settings.user && !c->bad; i++)
-    if (peers[i].fd == peer && !peers[i].pid) peers[i].pid = pid;
-}
-
 static void dispatch(int peer, const struct head *head, struct cursor *c, int *fds, int count) {
   uint32_t id = head->id;
   switch (head->type) {
-  case T_HELLO: hello(peer, c); break;
   case T_EXEC: exec_command(peer, id, c, fds, count); break;
   case T_SIGNAL: signal_request(peer, id, c); break;
   case T_OPEN: file_open(peer, id, c); break;
@@ -185,13 +220,18 @@ static void dispatch(int peer, const struct head *head, struct cursor *c, int *f
   case T_FREEZE: freeze(peer, id); break;
   case T_THAW: thaw_request(peer, id); break;
   case T_QUIESCE: quiesce(peer, id); break;
-  case T_SHUTDOWN: send_frame(peer, T_OK, id, NULL, 0, -1); leave(GOING_SHUTDOWN); break;
+  case T_SHUTDOWN:
+    send_frame(peer, T_OK, id, NULL, 0, -1);
+    leave(take_u32(c) == GOING_RESTART ? GOING_RESTART : GOING_SHUTDOWN);
+    break;
   case T_PING: send_frame(peer, T_OK, id, NULL, 0, -1); break;
+  case T_HELLO: break; /* said by whoever cannot know that we knew */
   default: send_error(peer, id, ENOSYS, "request");
   }
 }
 
 static bool serve_peer(struct connection *peer) {
+  if (peer->unproven) return prove(peer);
   struct head head;
   int fds[FDS_MAX], count, got = receive_message(peer, &head, fds, &count);
   if (got <= 0) return got == 0;
@@ -221,6 +261,7 @@ static void serve(void) {
   null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC); /* now: later it may be something else */
   if (signals < 0 || proc_fd < 0 || null_fd < 0) setup_fail("start the agent");
   if (settings.first >= 0) add_peer(settings.first, settings.first_pid);
+  bool more = false;
   for (long alone_since = now_ms();;) {
     int n = peer_count, wait = -1;
     if (n) alone_since = 0;
@@ -229,16 +270,16 @@ static void serve(void) {
     watched[0] = (struct pollfd){signals, POLLIN, 0};
     watched[1] = (struct pollfd){settings.listener, POLLIN, 0};
     for (int i = 0; i < n; i++) watched[i + 2] = (struct pollfd){is_served(i) ? peers[i].fd : -1, POLLIN, 0};
-    long step_us = standstill_wait_us(), wait_us = wait * 1000L;
+    long step_us = standstill_wait_us(), wait_us = more ? 0 : wait * 1000L;
     if (step_us >= 0 && (wait < 0 || step_us < wait_us)) wait_us = step_us;
     struct timespec until = {wait_us / 1000000, wait_us % 1000000 * 1000};
     if (ppoll(watched, (nfds_t)n + 2, wait_us < 0 ? NULL : &until, NULL) < 0 && errno != EINTR) _exit(1);
-    if (watched[0].revents) {
+    if (watched[0].revents || more) {
       struct signalfd_siginfo info;
       while (read(signals, &info, sizeof info) == sizeof info)
         if (info.ssi_signo == SIGTERM && info.ssi_pid == 0 && info.ssi_code == SI_USER)
           leave(GOING_SHUTDOWN); /* the engine says so: a command can forge the number, with a code of its own */
-      reap();
+      more = reap();
     }
     for (int i = n - 1; i >= 0; i--) /* backwards: dropping moves the last one down */
       if (watched[i + 2].revents && is_served(i) && !serve_peer(&peers[i])) drop_peer(i);

@@ -301,6 +301,23 @@ void bridge_serve(int agent, int timeout_s) {
   }
 }
 
+/* For an agent that cannot see who connected; any other one knows already. */
+static void say_who(int agent) {
+  struct head hello = {.type = T_HELLO};
+  struct ucred who = {getpid(), getuid(), getgid()};
+  struct iovec part = {&hello, sizeof hello};
+  union {
+    char space[CMSG_SPACE(sizeof who)];
+    struct cmsghdr align;
+  } control = {.space = {0}};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+                           .msg_controllen = sizeof control.space};
+  struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+  *c = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_CREDENTIALS, .cmsg_len = CMSG_LEN(sizeof who)};
+  memcpy(CMSG_DATA(c), &who, sizeof who);
+  if (sendmsg(agent, &message, MSG_NOSIGNAL) < 0) bridge_die(strerror(errno));
+}
+
 void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* nobody inside may look into the stream, or borrow the connection */
@@ -311,11 +328,8 @@ void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
     if ((errno != ENOENT && errno != ECONNREFUSED) || now_ms() > end) bridge_die(strerror(errno));
     poll(NULL, 0, 2); /* the engine says that a container has started before its init has */
   }
-  if (uid) {
-    uint32_t own = (uint32_t)getpid();
-    send_frame(agent, T_HELLO, 0, &own, sizeof own, -1);
-    serve_user(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
-  }
+  say_who(agent);
+  if (uid) serve_user(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   bridge_serve(agent, timeout_s);
 }

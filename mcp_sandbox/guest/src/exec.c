@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 
 #define LOOK_AGAIN_MS 10
+#define REAPED_MAX 32
 #define STARTING_MS 1000          /* whoever holds a lease on a program makes the kernel wait 45 s before it runs */
 
 struct job *jobs;
@@ -194,6 +195,7 @@ bool start_worker(int peer, uint32_t id, const char *step) {
 }
 
 static void report(const struct job *j, int status, const struct rusage *use) {
+  if (status && settings.crowded && settings.crowded()) note_crowd();
   if (j->kind == JOB_WORKER) {
     int error = WIFEXITED(status) ? WEXITSTATUS(status) : EIO;
     if (error) send_error(j->peer, j->id, error, j->step);
@@ -209,22 +211,31 @@ static void report(const struct job *j, int status, const struct rusage *use) {
   send_frame(j->peer, T_EXIT, j->id, m.data, m.length, -1);
 }
 
-void reap(void) {
+static void forget(pid_t pid, int status, const struct rusage *use) {
+  for (struct job **at = &jobs; *at; at = &(*at)->next)
+    if ((*at)->pid == pid) {
+      struct job *j = *at;
+      if (WIFSTOPPED(status)) { /* a worker that somebody inside stops would leave its request without an answer */
+        if (j->kind == JOB_WORKER && !is_frozen()) kill(pid, SIGKILL);
+        return;
+      }
+      *at = j->next;
+      if (j->peer >= 0) report(j, status, use);
+      free(j);
+      return;
+    }
+}
+
+/* So many at a time: orphans may end as fast as we ask for them. Whether there may be more. */
+bool reap(void) {
   int status;
   struct rusage use;
-  for (pid_t pid; (pid = wait4(-1, &status, WNOHANG | WUNTRACED, &use)) > 0;)
-    for (struct job **at = &jobs; *at; at = &(*at)->next)
-      if ((*at)->pid == pid) {
-        struct job *j = *at;
-        if (WIFSTOPPED(status)) { /* a worker that somebody inside stops would leave its request without an answer */
-          if (j->kind == JOB_WORKER && !is_frozen()) kill(pid, SIGKILL);
-          break;
-        }
-        *at = j->next;
-        if (j->peer >= 0) report(j, status, &use);
-        free(j);
-        break;
-      }
+  for (int n = 0; n < REAPED_MAX; n++) {
+    pid_t pid = wait4(-1, &status, WNOHANG | WUNTRACED, &use);
+    if (pid <= 0) return false;
+    forget(pid, status, &use);
+  }
+  return true;
 }
 
 void continue_workers(void) {

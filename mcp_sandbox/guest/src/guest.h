@@ -70,6 +70,7 @@ void put_string(struct message *m, const char *s);
 struct connection {
   int fd;
   pid_t pid;                /* of a peer in our own pid namespace; 0 is outside */
+  bool unproven;            /* nothing is taken from it but the proof of who it is */
   char *partial;
   size_t length;
 };
@@ -87,6 +88,7 @@ struct plan {
 const char *plan_option(const struct plan *p, const char *key);
 long plan_number(const struct plan *p, const char *key, long missing);
 int plan_steps(const struct plan *p); /* the first token behind the options */
+int step_length(char **token);        /* in tokens */
 void setup_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 extern int setup_report;           /* where a failed step is told */
 extern jmp_buf *setup_recovery;    /* where it goes on after one; NULL ends the process */
@@ -110,6 +112,8 @@ struct settings {
   int listener;             /* -1 is none */
   int first;                /* a connected peer; -1 is none */
   pid_t first_pid;
+  bool (*crowded)(void);    /* whether no other process finds room; NULL where the host sees that */
+  void (*bar_forks)(bool);  /* let nobody fork; NULL where programs can be stopped instead */
   bool container;           /* the engine may put bridges into our pid namespace */
   uid_t user;               /* whom commands belong to; 0 is whoever we are */
   gid_t group;
@@ -132,6 +136,7 @@ void limit_open_files(rlim_t most);
 /* counters.c */
 void open_counters(void);
 void put_counters(struct message *m);
+void note_crowd(void);      /* where nobody else counts that no process found room */
 
 /* exec.c */
 enum job_kind { JOB_COMMAND, JOB_WORKER };
@@ -149,7 +154,7 @@ extern int proc_fd, null_fd;
 void exec_command(int peer, uint32_t id, struct cursor *c, int *fds, int count);
 /* A forked copy of the agent for slow work: true in the child, which must _exit with 0 or an errno. */
 bool start_worker(int peer, uint32_t id, const char *step);
-void reap(void);
+bool reap(void);
 struct job *find_job(int peer, uint32_t id);
 void end_jobs_of(int peer);
 void continue_workers(void);
@@ -197,6 +202,9 @@ void tree_unpack(int peer, uint32_t id, struct cursor *c, int in);
 /* net.c */
 void net_listen(int peer, uint32_t id, struct cursor *c);
 void net_connect(int peer, uint32_t id, struct cursor *c);
+
+/* gvisor.c */
+void gvisor_main(int argc, char **argv) __attribute__((noreturn));
 
 /* bridge.c */
 void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) __attribute__((noreturn));

@@ -46,6 +46,7 @@ int main(int argc, char **argv) {
     zygote_main();
   }
   if (!strcmp(role, "init")) container_main(argc, argv);
+  if (!strcmp(role, "gvisor")) gvisor_main(argc, argv);
   if (!strcmp(role, "stdio")) stdio_main(argc, argv);
   if (!strcmp(role, "bridge"))
     bridge_main(argc > 2 ? argv[2] : "/.mcp-sandbox", argc > 3 ? atoi(argv[3]) : 60, argc > 5 ? (uid_t)atol(argv[4]) : 0,
@@ -86,7 +87,7 @@ int main(int argc, char **argv) {
   }
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
   dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS [UID GID FILES PLACE...]]] | "
-             "bridge [DIRECTORY [TIMEOUT_S [UID GID]]] | "
+             "gvisor PIDS DIRECTORY | bridge [DIRECTORY [TIMEOUT_S [UID GID]]] | "
              "stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
              "usage TREE... | merge PREFIX TO TREE... | contents behind|now LAYER LIST [KNOWN...]\n");
   return 2;

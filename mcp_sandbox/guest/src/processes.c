@@ -168,9 +168,12 @@ bool stop_tree(pid_t root) {
 }
 
 int kill_tree(pid_t root, bool tracers) {
+  if (tracers && settings.bar_forks) settings.bar_forks(true); /* gVisor: what was stopped there may go on by itself */
   int n = scan();
   mark_tree(n, root);
-  return signal_marked(n, root, SIGKILL, tracers);
+  int total = signal_marked(n, root, SIGKILL, tracers);
+  if (tracers && settings.bar_forks) settings.bar_forks(false);
+  return total;
 }
 
 int signal_group(pid_t pid, int number) { return kill(-pid, number); }

@@ -103,6 +103,10 @@ static void drop_capabilities(uint64_t keep) {
 
 void load_filter(int fd) {
   struct stat s;
+  if (fstat(fd, &s) == 0 && s.st_size == 0) { /* what runs here brings its own */
+    close(fd);
+    return;
+  }
   if (fstat(fd, &s) < 0 || s.st_size % 8 || !(settings.filter = malloc((size_t)s.st_size)) ||
       pread(fd, settings.filter, (size_t)s.st_size, 0) != s.st_size)
     setup_fail("seccomp program");
@@ -117,32 +121,37 @@ struct step {
 };
 #define STEPS_MAX 256
 
-/* Everything that needs the host's tree is opened here; `early` holds overlays that the launcher made already. */
+int step_length(char **t) {
+  if (!strcmp(t[0], "overlay")) return 2 + 4 + atoi(t[4]);
+  if (!strcmp(t[0], "bind") || !strcmp(t[0], "share")) return 4;
+  if (!strcmp(t[0], "fs")) return 5;
+  return !strcmp(t[0], "symlink") || !strcmp(t[0], "chmod") ? 3 : 2;
+}
+
+/* Everything that needs the host's tree is opened here; `early` holds what the launcher opened already. */
 static int prepare(const struct plan *p, struct step *steps, const int *early) {
   int n = 0;
   for (int i = plan_steps(p); i < p->count && n < STEPS_MAX; n++) {
     char **t = p->token + i;
     struct step s = {.tree = -1, .target = t[1]};
+    i += step_length(t);
     if (!strcmp(t[0], "overlay")) {
-      int used = atoi(t[4]) + 4;
+      int used;
       s.tree = early ? *early++ : make_overlay(t + 2, &used);
-      i += 2 + used;
-    } else if (!strcmp(t[0], "bind")) {
+    } else if (!strcmp(t[0], "share") && early) {
+      s.tree = *early++;
+    } else if (!strcmp(t[0], "bind") || !strcmp(t[0], "share")) {
       s.tree = clone_tree(t[2], (unsigned)strtoul(t[3], NULL, 0), -1);
-      i += 4;
     } else if (!strcmp(t[0], "fs")) {
       s.tree = make_filesystem(t[2], t[3], (unsigned)strtoul(t[4], NULL, 0));
-      i += 5;
     } else if (!strcmp(t[0], "symlink") || !strcmp(t[0], "chmod")) {
       s.kind = t[0][0] == 's' ? STEP_SYMLINK : STEP_CHMOD;
       s.argument = t[2];
-      i += 3;
     } else {
       s.kind = !strcmp(t[0], "mkdir") ? STEP_MKDIR : !strcmp(t[0], "touch") ? STEP_TOUCH
                : !strcmp(t[0], "mask") ? STEP_MASK : !strcmp(t[0], "readonly") ? STEP_READONLY : -1;
       errno = EINVAL;
       if (s.kind < 0) setup_fail("step %.40s", t[0]);
-      i += 2;
     }
     steps[n] = s;
   }

@@ -13,6 +13,7 @@
 #define PLAN_MAX (256u << 10)
 #define FILES_MAX (1u << 20) /* fs.nr_open, unless somebody changed it */
 #define HIERARCHIES_MAX 3
+#define EARLY_MAX 10
 
 /* Where a sandbox is counted: a directory of cgroup v2, or a file `tasks` per hierarchy of v1. */
 struct groups {
@@ -153,16 +154,23 @@ static pid_t clone_namespaces(const struct plan *p, int *pidfd, const struct gro
   return pid;
 }
 
+/* With a range of ids the overlays belong to the initial user namespace: only there may lowers be idmapped. And only we
+   may enter the store. */
+static int open_early(const struct plan *p, int *early) {
+  int n = 0;
+  for (int i = plan_steps(p); i < p->count && n < EARLY_MAX; i += step_length(p->token + i)) {
+    char **t = p->token + i;
+    int used;
+    if (!strcmp(t[0], "overlay")) early[n++] = hold(make_overlay(t + 2, &used));
+    else if (!strcmp(t[0], "share")) early[n++] = hold(clone_tree(t[2], (unsigned)strtoul(t[3], NULL, 0), -1));
+  }
+  return n;
+}
+
 static void start_sandbox(int channel, const struct plan *p) {
-  int early[8], early_count = 0, pipes[2], pidfd = -1;
+  int early[EARLY_MAX], early_count = 0, pipes[2], pidfd = -1;
   const char *map = plan_option(p, "map");
-  if (map) /* with a range of ids the overlays belong to the initial user namespace: only there may lowers be idmapped */
-    for (int i = plan_steps(p); i < p->count && early_count < 8;) {
-      if (strcmp(p->token[i], "overlay")) break;
-      int used;
-      early[early_count++] = hold(make_overlay(p->token + i + 2, &used));
-      i += 2 + used;
-    }
+  if (map) early_count = open_early(p, early);
   if (pipe2(pipes, O_CLOEXEC) < 0) setup_fail("pipe");
   hold(pipes[0]);
   hold(pipes[1]);
