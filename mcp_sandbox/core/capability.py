@@ -139,6 +139,8 @@ class Capabilities:
     """Runtimes of the engine that a spec may name, and how strong a boundary each one is known for."""
     runtime: str = ""
     """Of a sandbox: what it runs on, as it was found after it had started. Of a provider: the engine's default."""
+    keeps_fifos: bool = True
+    """Whether snapshots hold FIFOs; a kernel of its own may have them in its memory only."""
     owners: bool = False
     """Whether files can belong to several users; else every owner is one and the same."""
 

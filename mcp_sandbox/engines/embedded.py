@@ -8,7 +8,7 @@ import platform
 import resource
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from mcp_sandbox.engines.integrity import Integrity
 from mcp_sandbox.engines.launcher import Launcher
 from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
 from mcp_sandbox.engines.limit_watch import RESERVE_VARIABLE, reserve_bytes
-from mcp_sandbox.engines.limiting import Limiting
+from mcp_sandbox.engines.limiting import Limiting, Prepared
 from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.plan import SPOOL, Volume, sandbox_plan
 from mcp_sandbox.engines.seccomp import build_filter
@@ -82,7 +82,7 @@ class EmbeddedEngine:
             self.launcher = await self._stack.enter_async_context(Launcher(self.store.root, self.identity))
         except OSError as error:
             raise explain(error, self.store.root) from error
-        self.filter = build_filter(self.machine, one_id=not self.identity.is_range)
+        self.filter = self.build_filter()
         self._filter = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._filter)
         os.write(self._filter, self.filter)
@@ -154,7 +154,7 @@ class EmbeddedEngine:
                 volumes = await self._volumes(state)
                 written = [self.store.root / path for volume in volumes for path in (volume.upper, volume.work)]
                 prepared = await self.limiting.prepare(state, written)
-                plan = sandbox_plan(self.identity, volumes, prepared.limits, prepared.options)
+                plan = self.plan(state, volumes, prepared)
                 pid, pidfd = await self.launcher.start(plan, [theirs.fileno(), listener.fileno(), self._filter])
                 opened.callback(os.close, pidfd)
             except OSError as error:
@@ -165,6 +165,14 @@ class EmbeddedEngine:
             note_init(directory, pid)
             kept.pop_all()
         return await self._greet(ours)
+
+    def plan(self, state: EngineState, volumes: Sequence[Volume], prepared: Prepared) -> bytes:
+        """Return what the launcher carries out. Another engine on the same layers has another plan, and filter."""
+        return sandbox_plan(self.identity, volumes, prepared.limits, prepared.options)
+
+    def build_filter(self) -> bytes:
+        """Return the seccomp program of every command."""
+        return build_filter(self.machine, one_id=not self.identity.is_range)
 
     async def _greet(self, connection: socket.socket) -> LocalCarrier:
         identity = self.identity

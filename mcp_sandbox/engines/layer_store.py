@@ -1,6 +1,7 @@
 """What the embedded engine keeps on disk: sandboxes, layers, bases and snapshots, each changed by one rename.
 
     base/<fingerprint>/{root,usr}      generated, shared, never changed; `image_store` adds whole root file systems
+    memory/<id>/                       what ran, as gVisor writes it; `runsc_memory` makes and reads it
     layers/<id>/{root,usr,workspace}   the top one of a sandbox is written; one that a snapshot names never is again
     sandboxes/<id>/                    state.json, lock, agent.sock, init.json, spool/, work-*/
     snapshots/<ref>.{json,size}        which layers a snapshot is made of, and how large its own is
@@ -65,6 +66,7 @@ class EngineState:
     """Layers that its init may have mounted though they are not its own any more."""
     best_effort: bool = False
     """Whether limits that cannot be enforced were accepted."""
+    memory: str | None = None  # the processes that it starts with, once
     schema: int = SCHEMA
 
     def as_started(self) -> "StoredSnapshot":
@@ -83,6 +85,7 @@ class StoredSnapshot:
     base: str
     layers: tuple[str, ...]
     project: str | None
+    memory: str | None = None
     schema: int = SCHEMA
 
 
@@ -92,7 +95,7 @@ class LayerStore:
     def __init__(self, root: Path, identity: Identity) -> None:
         self.root = root
         self._identity = identity
-        for name in ("base", "layers", "sandboxes", "snapshots", "trash"):
+        for name in ("base", "layers", "memory", "sandboxes", "snapshots", "trash"):
             (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
 
@@ -254,8 +257,7 @@ class LayerStore:
         return ref
 
     def save_snapshot(self, ref: str, snapshot: StoredSnapshot) -> None:
-        """Replace the record of a snapshot; whoever calls makes sure that it is not removed meanwhile."""
-        # Not synced: it would say nothing about the layers, whose overlays are volatile.
+        """Replace the record of a snapshot, unsynced as its layers are; whoever calls sees that it stays meanwhile."""
         path = self.root / "snapshots" / f"{ref}.json"
         write_atomically(path, json.dumps(asdict(snapshot)).encode(), durable=False)
 
@@ -334,20 +336,23 @@ class LayerStore:
             StateError: The state of a sandbox or a snapshot cannot be read.
         """
         layers: set[str] = set()
+        memory: set[str | None] = set()
         bases = {base, *named_bases(self.root)}
         for sandbox in self._named():
             with contextlib.suppress(NotFoundError):
                 state = self.load(sandbox)
                 layers |= {*state.layers, state.top, *state.start, *state.mounted}
                 bases.add(state.base)
+                memory.add(state.memory)
         for ref in self.snapshots():
             with contextlib.suppress(NotFoundError):
                 snapshot = self.load_snapshot(ref)
                 layers |= set(snapshot.layers)
                 bases.add(snapshot.base)
+                memory.add(snapshot.memory)
         return [
             path
-            for kind, used in (("layers", layers), ("base", bases))
+            for kind, used in (("layers", layers), ("base", bases), ("memory", memory))
             for path in (self.root / kind).iterdir()
             if path.name not in used and _is_settled(path, now, SETTLED_S)
         ]

@@ -6,8 +6,9 @@ Whoever calls holds the sandbox's lock.
 import contextlib
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -21,12 +22,18 @@ from mcp_sandbox.engines.squashing import DEPTH, squash
 from mcp_sandbox.guest.wire import Type
 from mcp_sandbox.hostfs.atomic import alocked
 
-__all__ = ["Captured", "Frozen", "capture", "destroy", "freeze", "keep_shallow", "restore_layers", "stop"]
+__all__ = [
+    "Captured", "Frozen", "capture", "copy", "destroy", "freeze", "keep_shallow", "restore_layers", "stack",
+    "stop",
+]  # fmt: skip
 
 ANSWER_S: Final = 5.0
 """How long an init may take to say that it ends; it is killed then."""
 DEPTH_MAX: Final = 400
 """overlayfs takes 500 lowers."""
+
+
+End = Callable[[Any, SandboxId], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +79,11 @@ async def capture(engine: EmbeddedEngine, sandbox: SandboxId) -> Captured:
     carrier = await engine.connect(sandbox)
     if carrier is None:
         await wait_dead(engine.store.directory(sandbox))  # its last commands may be dying
-        return await _stack(engine, state)
+        return await stack(engine, state)
     try:
         if await _quiesce(engine, carrier, sandbox):
-            return await _stack(engine, state)
-        return await _copy(engine, carrier, state)
+            return await stack(engine, state)
+        return await copy(engine, carrier, state)
     finally:
         await carrier.aclose()
 
@@ -95,7 +102,7 @@ async def _quiesce(engine: EmbeddedEngine, carrier: GuestCarrier, sandbox: Sandb
     return True
 
 
-async def _stack(engine: EmbeddedEngine, state: EngineState) -> Captured:
+async def stack(engine: EmbeddedEngine, state: EngineState) -> Captured:
     """Freeze the top as it is, in constant time: nothing writes to it any more."""
     store = engine.store
     layers = state.layers if store.is_empty(state.top, state.layers) else (*state.layers, state.top)
@@ -114,7 +121,7 @@ async def _stack(engine: EmbeddedEngine, state: EngineState) -> Captured:
     )  # fmt: skip
 
 
-async def _copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineState) -> Captured:
+async def copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineState) -> Captured:
     """Copy the top while every process stands still."""
     layer = secrets.token_hex(6)
     began = time.monotonic()
@@ -127,7 +134,7 @@ async def _copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineStat
     paused = time.monotonic() - began
     return Captured(
         layers=StoredSnapshot(base=state.base, layers=(*state.layers, layer), project=state.project),
-        own=layer, paused_s=paused, method="copied while running commands stood still",
+        own=layer, paused_s=paused, method="copied while everything stood still",
     )  # fmt: skip
 
 
@@ -161,12 +168,12 @@ async def destroy(engine: EmbeddedEngine, sandbox: SandboxId) -> bool:
     return True
 
 
-async def restore_layers(engine: EmbeddedEngine, sandbox: SandboxId, ref: str) -> None:
-    """Put a snapshot's layers below a new top, by one write of the state."""
+async def restore_layers(engine: EmbeddedEngine, sandbox: SandboxId, ref: str, end: End = stop) -> None:
+    """Put a snapshot's layers below a new top, by one write of the state; `end` ends what runs before."""
     store = engine.store
     async with alocked(store.structure_lock(), shared=True):
         snapshot = store.load_snapshot(ref)
-        await stop(engine, sandbox)
+        await end(engine, sandbox)
         state = store.load(sandbox)
         store.save(replace(state, base=snapshot.base, layers=snapshot.layers, top=store.new_layer(snapshot.layers)))
     engine.sweep()

@@ -10,7 +10,17 @@ from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.launcher import tokens
 
-__all__ = ["CAPABILITIES", "ENVIRONMENT", "NAMESPACES", "SPOOL", "Volume", "sandbox_plan"]
+__all__ = [
+    "CAPABILITIES",
+    "ENVIRONMENT",
+    "NAMESPACES",
+    "SPOOL",
+    "Volume",
+    "id_tokens",
+    "limit_tokens",
+    "overlay_tokens",
+    "sandbox_plan",
+]
 
 SPOOL: Final = "/var/spool/mcp-sandbox"
 """Outside of snapshots: what commands said stays readable after a restore."""
@@ -69,7 +79,15 @@ class Volume:
     """From the top down."""
 
 
-def _overlay(volume: Volume, identity: Identity) -> bytes:
+def id_tokens(identity: Identity) -> bytes:
+    """Return the options that map ids: root inside is the first one."""
+    if identity.is_range:
+        return tokens("map", f"0 {identity.start} {identity.count}")
+    return tokens("uid", identity.start, "gid", identity.gid)
+
+
+def overlay_tokens(volume: Volume, identity: Identity) -> bytes:
+    """Return the step that mounts an overlay."""
     # Without privilege on the whole machine overlayfs keeps its marks where anybody may write them, and fewer of them.
     whole = identity.is_range and not identity.is_nested
     # An index ties a layer to those below it and to one mount, and some kernels are built to make one unasked.
@@ -77,7 +95,8 @@ def _overlay(volume: Volume, identity: Identity) -> bytes:
     return tokens("overlay", volume.target, volume.upper, volume.work, len(volume.lowers), *volume.lowers, options)
 
 
-def _limits(identity: Identity, limits: Limits) -> bytes:
+def limit_tokens(identity: Identity, limits: Limits) -> bytes:
+    """Return the options that limit what a sandbox takes of the kernel."""
     wanted = [(resource.RLIMIT_CORE, _NO_CORE_FILES)]
     if limits.open_files is not None:
         wanted.append((resource.RLIMIT_NOFILE, limits.open_files))  # at most half of what init has
@@ -117,18 +136,13 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, 
         limits: Those that every sandbox has.
         options: Further ones, as tokens: control groups, for example.
     """
-    ids = (
-        tokens("map", f"0 {identity.start} {identity.count}")
-        if identity.is_range
-        else tokens("uid", identity.start, "gid", identity.gid)
-    )
     parts = [
         tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{CAPABILITIES:x}"),
-        ids,
-        _limits(identity, limits),
+        id_tokens(identity),
+        limit_tokens(identity, limits),
         options,
         tokens("--"),
-        *(_overlay(volume, identity) for volume in volumes),
+        *(overlay_tokens(volume, identity) for volume in volumes),
         tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),
         tokens("fs", "/dev", "tmpfs", "mode=755,size=65536,nr_inodes=64", _NOSUID | _NOEXEC),
     ]

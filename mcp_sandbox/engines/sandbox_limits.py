@@ -39,6 +39,8 @@ class SandboxLimits:
     said: dict[Termination, str] = field(default_factory=dict[Termination, str])
     crowded_at: float = 0.0
     """When it last had all the processes that it may have, without a control group that counts whom it refused."""
+    whole: bool = False
+    """Whether the kernel inside is the sandbox's own: at the memory limit it ends with all that it runs."""
     users: int = 0
     """Objects of this server that are connected."""
     running: int = 0
@@ -53,7 +55,7 @@ class SandboxLimits:
     def look_for_crowd(self) -> None:
         """Note if there are as many processes and threads now as there may be."""
         most, init = self.limits.pids, self.init()
-        if not most or init is None or (self.cgroup is not None and "pids" in self.cgroup.groups):
+        if not most or init is None or self.whole or (self.cgroup is not None and "pids" in self.cgroup.groups):
             return
         if count_tasks(init, most) >= most - 1:  # the one that ends now, or could not be started, is missing
             self.crowded_at = time.monotonic()
@@ -68,9 +70,11 @@ class SandboxLimits:
 
         def judge(result: ExecResult) -> ExecResult:
             self.running -= 1
-            return judged(
-                result, self._facts(result, began, counters, kills, used), [c for c, n in self.kills.items() if n]
-            )
+            facts = self._facts(result, began, counters, kills, used)
+            found = judged(result, facts, [c for c, n in self.kills.items() if n])
+            if self.whole and result.termination is Termination.LOST and Termination.OOM in facts:
+                return replace(found, termination=Termination.OOM, signal=int(signal.SIGKILL))
+            return found
 
         return judge
 

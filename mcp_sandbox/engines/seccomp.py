@@ -8,15 +8,16 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["build_filter", "system_call"]
+__all__ = ["build_answers", "build_filter", "system_call"]
 
 # name: (x86_64, aarch64); None where the architecture never had it
 _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "_sysctl": (156, None), "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280),
     "capset": (126, 91), "chown": (92, None), "clock_adjtime": (305, 266), "clock_settime": (227, 112),
     "clone": (56, 220), "clone3": (435, 435), "create_module": (174, None), "delete_module": (176, 106),
-    "fanotify_init": (300, 262), "fchown": (93, 55), "fchownat": (260, 54), "finit_module": (313, 273),
-    "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
+    "fanotify_init": (300, 262), "fchown": (93, 55), "fchownat": (260, 54), "fgetxattr": (193, 10),
+    "finit_module": (313, 273), "flistxattr": (196, 13), "fremovexattr": (199, 16),
+    "fsconfig": (431, 431), "fsetxattr": (190, 7), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
     "get_kernel_syms": (177, None), "get_mempolicy": (239, 236), "init_module": (175, 105), "io_setup": (206, 0),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29),
     "ioperm": (173, None), "iopl": (172, None), "ioprio_set": (251, 30), "kcmp": (312, 272),
@@ -170,6 +171,13 @@ def _decide(points: list[tuple[int, _Code]]) -> _Code:
     return [_Step(_AT_LEAST, pivot, 0, 1), _Step(_JUMP, len(lower)), *lower, *upper]
 
 
+def build_answers(machine: str, answers: Mapping[str, int]) -> bytes:
+    """Return a program that lets everything pass but these calls, which answer with an errno; 0 pretends success."""
+    column, _ = _ARCHITECTURES[machine]
+    numbers = {_NUMBERS[name][column]: errno for name, errno in answers.items()}
+    return _program(machine, {number: _give(_ERRNO | errno) for number, errno in numbers.items() if number is not None})
+
+
 def build_filter(machine: str, *, one_id: bool) -> bytes:
     """Return the program for `machine` as an array of `struct sock_filter`.
 
@@ -178,9 +186,14 @@ def build_filter(machine: str, *, one_id: bool) -> bytes:
         one_id: Whether the sandbox has a single user id. Then what changes owners or identities pretends to succeed,
             as package managers need; where a range of ids exists, these calls work for real.
     """
-    column, architecture = _ARCHITECTURES[machine]
+    column, _ = _ARCHITECTURES[machine]
+    return _program(machine, _rules(column, one_id=one_id))
+
+
+def _program(machine: str, rules: Mapping[int, _Code]) -> bytes:
+    _, architecture = _ARCHITECTURES[machine]
     points: list[tuple[int, _Code]] = [(0, _give(_ALLOW))]
-    for number, code in sorted(_rules(column, one_id=one_id).items()):
+    for number, code in sorted(rules.items()):
         if points[-1][0] == number:
             points.pop()
         points += [(number, code), (number + 1, _give(_ALLOW))]

@@ -15,6 +15,7 @@ from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.carrier import Duplex, GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
 from mcp_sandbox.engines.kernels import Kernel
+from mcp_sandbox.engines.sandbox_limits import SandboxLimits
 from mcp_sandbox.engines.stream_channels import (
     STDERR,
     STDOUT,
@@ -60,6 +61,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         self.limits: Limits | None = None
         """Of the sandbox, for what the ends of commands have to do with them."""
         self.kernel = Kernel()
+        self.watched: SandboxLimits | None = None  # the same, where the host counts too
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._number = 0
@@ -167,7 +169,8 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         if len(payload) > MESSAGE_MAX:
             return too_large(request, payload)
         await self.drained()
-        execution = StreamExecution(self, request.timeout_s, self.limits)
+        judge = self.watched.begin() if self.watched else None
+        execution = StreamExecution(self, request.timeout_s, self.limits, judge)
         execution.number = number = self._next()
         inlets = {name: self._expect(number, channel, execution.wake) for channel, name in OUTPUT.items()}
         execution.connect(inlets, self._supply(number) if request.stdin else None)

@@ -12,6 +12,7 @@ from mcp_sandbox.core.exec import ExecEvent, ExecResult, Exited, OutputChunk, St
 from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.guest_execution import EXIT, CommandCarrier, GuestExecution
 from mcp_sandbox.engines.reported_limits import Report, judge_by_reports, report_at
+from mcp_sandbox.engines.sandbox_limits import Judge
 from mcp_sandbox.engines.stream_channels import STDERR, STDOUT, Inlet, Outlet
 from mcp_sandbox.guest.wire import FRAME_MAX
 
@@ -26,8 +27,14 @@ _PID: Final = struct.Struct("<I")
 class StreamExecution(GuestExecution):
     """Takes from the channels only when asked to: a slow consumer slows the command, and nothing piles up here."""
 
-    def __init__(self, carrier: CommandCarrier, timeout_s: float | None, limits: Limits | None = None) -> None:
-        super().__init__(carrier, timeout_s)
+    def __init__(
+        self,
+        carrier: CommandCarrier,
+        timeout_s: float | None,
+        limits: Limits | None = None,
+        judge: Judge | None = None,
+    ) -> None:
+        super().__init__(carrier, timeout_s, judge)
         self._limits = limits
         self._before = Report()
         self._inlets: dict[StreamName, Inlet] = {}
@@ -50,7 +57,7 @@ class StreamExecution(GuestExecution):
         self._own = dict(zip(OUTPUT.values(), before, strict=True))
         if self._limits is not None:
             after = report_at(payload[: -_BEFORE.size], EXIT.size)
-            self._judge = partial(judge_by_reports, self._limits, self._before, after)
+            self._judge = _in_turn(partial(judge_by_reports, self._limits, self._before, after), self._judge)
         super().ended(payload)
 
     def started(self, payload: bytes) -> None:
@@ -103,3 +110,11 @@ class StreamExecution(GuestExecution):
             self._stdin = None
         for inlet in self._inlets.values():
             inlet.close()
+
+
+def _in_turn(first: Judge, second: Judge | None) -> Judge:
+    def both(result: ExecResult) -> ExecResult:
+        result = first(result)
+        return second(result) if second is not None else result
+
+    return both

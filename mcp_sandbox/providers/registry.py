@@ -30,6 +30,7 @@ _REINSTALL: Final = "Install mcp-sandbox again: `pip install --force-reinstall m
 BUILTIN: Final[Mapping[str, Target]] = MappingProxyType(
     {
         "docker": Target("mcp_sandbox.providers.docker", "DockerProvider", _REINSTALL),
+        "gvisor": Target("mcp_sandbox.providers.gvisor", "GvisorProvider", _REINSTALL),
         "local": Target("mcp_sandbox.providers.local", "LocalProvider", _REINSTALL),
         "memory": Target("mcp_sandbox.providers.memory", "MemoryProvider", _REINSTALL),
     }

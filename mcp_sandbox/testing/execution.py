@@ -50,6 +50,8 @@ class ExecutionContract(Contract):
     async def test_no_signal_is_blocked_or_ignored(self, programs: None, sandbox: Sandbox) -> None:
         status = (await run(sandbox, "cat", "/proc/self/status")).stdout.decode()
         masks = dict(line.split(":\t", 1) for line in status.splitlines() if line.startswith(("SigBlk", "SigIgn")))
+        if not masks:
+            pytest.skip("the kernel inside does not show the masks of a process")
         library = 0b11 << 31  # 32 and 33 belong to the C library of whoever runs, which sets them as it needs
         assert {name: int(mask, 16) & ~library for name, mask in masks.items()} == {"SigBlk": 0, "SigIgn": 0}
 

@@ -85,7 +85,8 @@ class SnapshotContract(Contract):
         await run(sandbox, "ln", "script", "second-name")
         await run(sandbox, "ln", "-s", "/absolute/elsewhere", "absolute")
         await run(sandbox, "ln", "-s", "deep", "relative")
-        await run(sandbox, "mkfifo", "fifo")
+        if sandbox.capabilities.keeps_fifos:
+            await run(sandbox, "mkfifo", "fifo")
         if sandbox.capabilities.runs_programs:
             await sh(sandbox, "find . -depth -exec touch -h -d '2001-02-03 04:05:06.123456789' {} +")
         yield sandbox
@@ -130,7 +131,7 @@ class SnapshotContract(Contract):
     async def test_paths_that_became_something_else_come_back_as_what_they_were(self, furnished: Sandbox) -> None:
         sandbox, before = furnished, await _census(furnished)
         content = await sandbox.snapshot(FILES)
-        for name in ("plain", "deep", "absolute", "relative", "fifo"):
+        for name in {"plain", "deep", "absolute", "relative", "fifo"} & set(before):
             await sandbox.remove(RemoveRequest(path=f"/workspace/{name}", recursive=True))
         await put(sandbox, "/workspace/plain/now/a/directory")
         await put(sandbox, "/workspace/deep", b"now a file")

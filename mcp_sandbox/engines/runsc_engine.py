@@ -1,0 +1,156 @@
+"""gVisor on the embedded engine's layers: the same launcher, the same root file systems, another kernel inside.
+
+Two agents are at work. The outer one is init of the namespaces that runsc runs in: it starts what we ask runsc for,
+passes descriptors, stops and ends everything. The inner one is init of the sandbox; a bridge speaks for it.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from mcp_sandbox.core.errors import ProviderError, SandboxGoneError
+from mcp_sandbox.core.exec import ExecRequest, Exited
+from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.execution_stream import ExecutionStream
+from mcp_sandbox.engines.layer_store import EngineState
+from mcp_sandbox.engines.limiting import Prepared
+from mcp_sandbox.engines.local_carrier import LocalCarrier
+from mcp_sandbox.engines.plan import ENVIRONMENT, Volume
+from mcp_sandbox.engines.runsc import Runsc
+from mcp_sandbox.engines.runsc_plan import AGENT, CONTAINER, SAVED, Places, command, description, runsc_plan
+from mcp_sandbox.engines.seccomp import build_answers
+from mcp_sandbox.engines.stream_carrier import StreamCarrier
+from mcp_sandbox.guest.binary import guest_binary
+
+__all__ = ["RunscEngine"]
+
+START_S: Final = 30.0
+_ENVIRONMENT: Final = ("PATH=/", "HOME=/tmp", "TMPDIR=/tmp")
+_NO_ATTRIBUTES: Final = ("fgetxattr", "flistxattr", "fsetxattr", "fremovexattr")
+"""gVisor asks for those of links by descriptors that cannot have any, and passes on the strange answer."""
+_ONE_ID: Final = ("chown", "fchown", "lchown", "fchownat")
+
+
+class RunscEngine(EmbeddedEngine):
+    """Use as a context manager."""
+
+    def __init__(self, root: Path, runsc: Runsc) -> None:
+        super().__init__(root)
+        self.runsc = runsc
+
+    async def _open(self) -> None:
+        await super()._open()
+        self._guest = await anyio.to_thread.run_sync(_install_guest, self.store.root)
+
+    def build_filter(self) -> bytes:
+        """Return what is answered to gVisor itself; what programs inside ask for never gets here."""
+        refused = dict.fromkeys(_NO_ATTRIBUTES, errno.EOPNOTSUPP)
+        pretended = {} if self.identity.is_range else dict.fromkeys(_ONE_ID, 0)
+        return build_answers(self.machine, {**refused, **pretended})
+
+    def plan(self, state: EngineState, volumes: Sequence[Volume], prepared: Prepared) -> bytes:
+        """Return the plan of runsc's own root, with everything that this start of the sandbox needs."""
+        directory = self.store.directory(SandboxId(state.id))
+        own = f"sandboxes/{state.id}"
+        for name in ("bundle", "images"):
+            (directory / name).mkdir(exist_ok=True)
+            if self.identity.is_range:
+                os.chown(directory / name, self.identity.start, self.identity.gid)
+        config = directory / "bundle" / "config.json"
+        config.write_bytes(description(state.limits, ENVIRONMENT))
+        config.chmod(0o644)
+        places = Places(
+            program=self.runsc.path, guest=self._guest, bundle=f"{own}/bundle", images=f"{own}/images",
+            saved=f"memory/{state.memory}" if state.memory else None,
+        )  # fmt: skip
+        return runsc_plan(self.identity, volumes, prepared.limits, places, prepared.options)
+
+    async def start(self, state: EngineState) -> LocalCarrier:
+        """Start a sandbox, with the processes that its state names; return the connection to the outer agent.
+
+        Raises:
+            ProviderUnavailableError: The kernel refused a step.
+            ProviderError: runsc did; says with which words.
+        """
+        if state.memory is not None:  # whatever was written after a start that was cut short is not of that moment
+            state = replace(state, top=self.store.new_layer(state.layers))
+            self.store.save(state)
+        outer = await super().start(state)
+        try:
+            if state.memory is None:
+                await self.run(outer, "run", "--detach", "--bundle", "/bundle", CONTAINER)
+            else:
+                await self.run(outer, "restore", "--detach", "--bundle", "/bundle", "--image-path", SAVED, CONTAINER)
+                self.store.save(replace(state, memory=None))
+        except BaseException:
+            await outer.aclose()
+            raise
+        return outer
+
+    async def run(self, outer: LocalCarrier, *arguments: str) -> None:
+        """Have runsc do something, and wait until it is done.
+
+        Raises:
+            ProviderError: It failed.
+        """
+        said = b""
+        request = ExecRequest(argv=command(*arguments), cwd="/", timeout_s=START_S)
+        async with await outer.exec(request, _ENVIRONMENT) as execution:
+            while True:
+                event = await execution.receive()
+                if isinstance(event, Exited):
+                    break
+                said = (said + event.data)[:4096]
+        if event.result.exit_code == 0:
+            return
+        why = said.decode("utf-8", "replace").strip().split("\n")[0][:500]
+        raise ProviderError(
+            f"gVisor could not {arguments[0]} the sandbox", why=why or event.result.detail or "runsc was killed",
+            fix="Run `mcp-sandbox doctor`; if that finds nothing, report what runsc said",
+        )  # fmt: skip
+
+    async def reach(self, outer: LocalCarrier) -> StreamCarrier:
+        """Put a bridge into the sandbox; return the connection to the agent inside.
+
+        Raises:
+            SandboxGoneError: gVisor does not run any more.
+        """
+        argv = command("exec", CONTAINER, f"{AGENT}/guest", "bridge", f"{AGENT}/run")
+        execution = await outer.exec(ExecRequest(argv=argv, cwd="/", stdin=True), _ENVIRONMENT)
+        stream = ExecutionStream(execution)
+        try:
+            return await StreamCarrier.open(stream)
+        except SandboxGoneError as error:
+            raise SandboxGoneError(
+                "The sandbox ended", why=stream.errors.split("\n")[0][:500] or "gVisor let nobody in",
+                fix="Call again: its files are kept and it starts anew",
+            ) from error  # fmt: skip
+
+
+def _install_guest(root: Path) -> str:
+    """Put the guest agent where runsc can show it; return that directory, relative to the store. Blocks.
+
+    Its name says what it holds, so that it never changes below a sandbox that runs.
+    """
+    program = guest_binary()
+    name = f"guest/{hashlib.sha256(program).hexdigest()[:16]}"
+    if not (root / name).exists():
+        made = root / "guest" / secrets.token_hex(8)
+        (made / "run").mkdir(parents=True)
+        (made / "guest").write_bytes(program)
+        for path in (made.parent, made, made / "run", made / "guest"):
+            path.chmod(0o755)
+        os.utime(made / "guest", (0, 0))
+        with contextlib.suppress(OSError):  # somebody else was faster
+            made.rename(root / name)
+    return name

@@ -1,0 +1,143 @@
+"""What runsc is given: the small root that it runs in itself, and the description of the sandbox that it makes there.
+
+runsc never sees the host. Its own root has its program, the guest agent, the sandbox's overlays and a few devices; so
+whoever broke out of gVisor's kernel would stand where a program of provider `local` stands.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mcp_sandbox.core.sandbox import Limits
+from mcp_sandbox.engines.identity import Identity
+from mcp_sandbox.engines.launcher import tokens
+from mcp_sandbox.engines.plan import (
+    CAPABILITIES,
+    NAMESPACES,
+    Volume,
+    id_tokens,
+    limit_tokens,
+    overlay_tokens,
+)
+
+__all__ = ["AGENT", "CONTAINER", "IMAGES", "SAVED", "Places", "command", "description", "runsc_plan"]
+
+AGENT: Final = "/.mcp-sandbox"
+"""Where the guest agent is inside the sandbox, and its socket."""
+CONTAINER: Final = "sandbox"
+"""What runsc calls it; there is one in each of its roots."""
+IMAGES: Final = "/images"
+"""Where checkpoints are written, in runsc's root."""
+SAVED: Final = "/saved"
+"""The checkpoint that it starts from, in runsc's root."""
+_PROGRAM, _BUNDLE, _STATE, _ROOT, _GUEST = "/runsc", "/bundle", "/state", "/rootfs", "/guest"
+_TEMPORARY, _SHARED = "/tmp", "/dev/shm"  # noqa: S108  inside
+_EVERYTHING: Final = (1 << 41) - 1
+"""Capabilities of its own user namespace: it makes the namespaces of its parts, and gives them up in each."""
+_NOSUID, _NODEV, _NOEXEC, _READ_ONLY = 2, 4, 8, 1
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+_NUMBERS: Final = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8,
+    "NET_BIND_SERVICE": 10, "SYS_CHROOT": 18, "SYS_ADMIN": 21,
+}  # fmt: skip
+_FIRST_STEPS: Final = 1 << 8 | 1 << 21
+"""What the guest agent gives up once it has limited the processes."""
+_PIDS_LEAST: Final = 8
+_FLAGS: Final = (
+    "--platform=systrap", "--dcache=0", "--ignore-cgroups", "--network=none", "--overlay2=none",
+    "--file-access=exclusive", "--file-access-mounts=exclusive", "--host-uds=none", "--host-fifo=none",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What of the host is mounted into runsc's root: absolute paths, or such that are relative to the store."""
+
+    program: str
+    """runsc itself."""
+    guest: str
+    """A directory that holds the guest agent."""
+    bundle: str
+    """A directory that holds the description."""
+    images: str
+    """Where checkpoints are written."""
+    saved: str | None = None
+    """The checkpoint to start from."""
+
+
+def command(*arguments: str, debug: bool = False) -> tuple[str, ...]:
+    """Return a call of runsc, as it is made in its own root."""
+    return (_PROGRAM, "--root", _STATE, *_FLAGS, *(("--debug", "--debug-log=/tmp/") if debug else ()), *arguments)
+
+
+def runsc_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, places: Places, options: bytes) -> bytes:
+    """Return the plan of runsc's root. The volumes are those of the sandbox, its root first."""
+    shown = [(places.guest, _GUEST, _READ_ONLY), (places.bundle, _BUNDLE, _READ_ONLY), (places.images, IMAGES, 0)]
+    if places.saved is not None:
+        shown.append((places.saved, SAVED, _READ_ONLY))
+    host_limits = replace(limits, pids=None, open_files=None)  # of the programs inside, not of gVisor's threads
+    parts = [
+        tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{_EVERYTHING:x}"),
+        id_tokens(identity),
+        limit_tokens(identity, host_limits),
+        options,
+        tokens("--"),
+        tokens("fs", "/", "tmpfs", "mode=755,size=67108864,nr_inodes=4096", _NOSUID | _NODEV),
+        *(overlay_tokens(_below_root(volume), identity) for volume in volumes),
+        *(tokens("mkdir", path) for path in ("/proc", "/dev", _TEMPORARY, _STATE)),
+        tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),
+        tokens("fs", "/dev", "tmpfs", "mode=755,size=65536,nr_inodes=64", _NOSUID | _NOEXEC),
+    ]
+    for name in _DEVICES:
+        parts += [tokens("touch", f"/dev/{name}"), tokens("bind", f"/dev/{name}", f"/dev/{name}", _NOSUID | _NOEXEC)]
+    parts += [tokens("symlink", "/dev/fd", "/proc/self/fd")]
+    parts += [tokens("touch", _PROGRAM), tokens("bind", _PROGRAM, places.program, _READ_ONLY | _NOSUID | _NODEV)]
+    for source, target, attributes in shown:
+        parts.append(tokens("share", target, source, attributes | _NOSUID | _NODEV))
+    return b"".join(parts)
+
+
+def _below_root(volume: Volume) -> Volume:
+    return replace(volume, target=_ROOT if volume.target == "/" else f"{_ROOT}{volume.target}")
+
+
+def description(limits: Limits, environment: Mapping[str, str]) -> bytes:
+    """Return the OCI description of the sandbox, `config.json`."""
+    held = [f"CAP_{name}" for name, number in _NUMBERS.items() if (CAPABILITIES | _FIRST_STEPS) >> number & 1]
+    pids = _refused_at(limits.pids) if limits.pids is not None else "max"
+    files = limits.open_files or 1 << 20
+    config: dict[str, Any] = {
+        "ociVersion": "1.0.0",
+        "hostname": "sandbox",
+        "root": {"path": _ROOT, "readonly": False},
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": [f"{AGENT}/guest", "gvisor", str(pids), f"{AGENT}/run"],
+            "env": [f"{name}={value}" for name, value in environment.items()],
+            "cwd": "/",
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), held),
+            "noNewPrivileges": True,
+            "rlimits": [{"type": "RLIMIT_NOFILE", "soft": files, "hard": files}],
+        },
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": _TEMPORARY, "type": "bind", "source": f"{_ROOT}{_TEMPORARY}", "options": ["bind"]},
+            {"destination": _SHARED, "type": "tmpfs", "source": "shm", "options": ["nosuid", "nodev", "mode=1777"]},
+            {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["rw"]},
+            {"destination": AGENT, "type": "bind", "source": _GUEST, "options": ["bind", "ro"]},
+            {"destination": f"{AGENT}/run", "type": "tmpfs", "source": "run", "options": ["mode=700"]},
+        ],
+        "annotations": {"io.kubernetes.cri.container-name": CONTAINER},
+        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},
+    }
+    return json.dumps(config).encode()
+
+
+def _refused_at(most: int) -> int:
+    """Return when gVisor is to refuse a process, so that there are never more than `most`.
+
+    It looks at how many have started, so that a burst overshoots by up to 20; four are our own, agent and bridges.
+    """
+    return max(most - max(24, most // 8), _PIDS_LEAST)
