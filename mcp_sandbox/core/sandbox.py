@@ -73,6 +73,9 @@ class SandboxSpec:
     """Chosen by the caller, so that a repeated `create` can be recognised."""
     image: str | None = None
     """What it boots from; `None` is the provider's default."""
+    fetch_image: bool = True
+    """Get an image that the engine does not have from where it comes from: only if the operator named it. A name that a
+    model chose would tell the registry whatever the model was told to put into it."""
     runtime: str | None = None
     """Which of the engine's runtimes it runs on, such as `runsc`; `None` is the engine's default."""
     workspace: Workspace = Workspace()

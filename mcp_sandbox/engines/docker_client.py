@@ -153,7 +153,7 @@ def _translated(what: str) -> Generator[None]:
 
 def _refused(what: str, error: Any) -> SandboxError:
     status = error.response.status_code if error.response is not None else 0
-    said = " ".join(str(error.explanation or error).split())
+    said = _printable(str(error.explanation or error))
     if status == 404:
         return NotFoundError(what, why=said, fix="Create it again")
     if status == 409:
@@ -168,4 +168,9 @@ def _cause(error: BaseException) -> str:
         at = inner
         if isinstance(at, OSError) and at.strerror:
             words = at.strerror
-    return " ".join((getattr(error, "strerror", None) or words).split()) or type(error).__name__
+    return _printable(getattr(error, "strerror", None) or words) or type(error).__name__
+
+
+def _printable(text: str) -> str:
+    """Return an engine's words in one line: they quote what a model named, and may end on a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))

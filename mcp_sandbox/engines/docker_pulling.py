@@ -50,17 +50,22 @@ class ImagePuller:
         self._client = client
         self._pulls: dict[str, _Pull] = {}
 
-    async def facts(self, name: str) -> ImageFacts:
-        """Return what matters of an image, pulled if the engine does not have it.
+    async def facts(self, name: str, *, fetch: bool = True) -> ImageFacts:
+        """Return what matters of an image, pulled if the engine does not have it and `fetch` says so.
 
         Raises:
-            InvalidRequestError: There is no such image.
+            InvalidRequestError: There is no such image, or it may not be fetched.
             CapacityError: It is still being pulled; that goes on.
             UnsupportedError: It is for an architecture that this installation has no agent for.
         """
         try:
             found = await self._inspect(name)
         except NotFoundError:
+            if not fetch:
+                raise InvalidRequestError(
+                    f"No image {name!r}", why="the engine does not have it, and fetches only what the operator named",
+                    fix=f"Have the operator run `docker pull {name}`, or start the server with `--image {name}`",
+                ) from None  # fmt: skip
             await self._pulled(name)
             found = await self._inspect(name)
         machine = _MACHINES.get(str(found["Architecture"]), str(found["Architecture"]))

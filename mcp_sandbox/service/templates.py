@@ -31,7 +31,8 @@ def new_record(template: SandboxSpec, owner: Owner, provider: str) -> SandboxRec
 def spec_for(template: SandboxSpec, record: SandboxRecord) -> SandboxSpec:
     """Return what to create for a record; its limits are those that it was made with."""
     labels = {**template.labels, "mcp-sandbox.owner": record.principal, "mcp-sandbox.sandbox": record.id}
-    spec = replace(template, id=record.id, image=record.image, labels=labels)
+    fetch_image = record.image in (None, template.image)
+    spec = replace(template, id=record.id, image=record.image, fetch_image=fetch_image, labels=labels)
     if not record.limits:
         return spec
     return replace(spec, limits=limits_in(record.limits), best_effort=record.best_effort)

@@ -100,7 +100,7 @@ class DockerProvider(Provider):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         spec = replace(spec, runtime=spec.runtime or self._runtime)
         require_enforceable(NAME, self._capabilities, spec)
-        image = await self._engine.puller.facts(spec.image or self._image)
+        image = await self._engine.puller.facts(spec.image or self._image, fetch=spec.fetch_image)
         state = await self._engine.create(spec, image)
         try:
             sandbox = await self._opened(state)
