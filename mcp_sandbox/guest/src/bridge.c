@@ -329,7 +329,7 @@ void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
     poll(NULL, 0, 2); /* the engine says that a container has started before its init has */
   }
   say_who(agent);
-  if (uid) serve_user(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
+  if (uid) make_files_of(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   bridge_serve(agent, timeout_s);
 }

@@ -130,6 +130,7 @@ void stdio_main(int argc, char **argv) __attribute__((noreturn));
 /* user.c: a user for commands who has no power over us, where nobody did so outside */
 void give_place(const char *path, uid_t uid, gid_t gid);
 void serve_user(uid_t uid, gid_t gid);
+void make_files_of(uid_t uid, gid_t gid);
 bool become_user(void);
 void limit_open_files(rlim_t most);
 

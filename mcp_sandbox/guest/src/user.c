@@ -3,6 +3,7 @@
 
 #include <grp.h>
 #include <linux/capability.h>
+#include <sys/fsuid.h>
 #include <sys/prctl.h>
 
 #define FIRST_TO_GO "100"         /* of 1000: commands are killed for memory before agent and bridges are */
@@ -40,16 +41,34 @@ void give_place(const char *path, uid_t uid, gid_t gid) {
   if (fd >= 0) close(fd);
 }
 
+static void drop_bounding_set(void) {
+  for (unsigned long number = 0; prctl(PR_CAPBSET_READ, number, 0, 0, 0) >= 0; number++)
+    if (prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0) fail("drop capabilities");
+}
+
 /* Root stays our real and our saved id, so that no command may signal or trace us; the effective one is theirs, so that
    we meet files as they do. A process without capabilities may still take any of its three ids: commands become that
    user for good, and workers stay what we are. */
 void serve_user(uid_t uid, gid_t gid) {
-  for (unsigned long number = 0; prctl(PR_CAPBSET_READ, number, 0, 0, 0) >= 0; number++)
-    if (prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0) fail("drop capabilities");
+  drop_bounding_set();
   if (setgroups(1, &gid) < 0 || setresgid(0, gid, 0) < 0 || setresuid(0, uid, 0) < 0) fail("change the user");
   give_up_power();
   settings.user = uid;
   settings.group = gid;
+}
+
+/* Whoever has our effective id may set our priority and processors, and the filter of commands knows only init by its
+   number: what is not init takes no more of the user's than the id of the files that it makes. gVisor cannot do that. */
+void make_files_of(uid_t uid, gid_t gid) {
+  setfsgid(gid);
+  setfsuid(uid);
+  if (setfsuid((uid_t)-1) != (int)uid) {
+    serve_user(uid, gid);
+    return;
+  }
+  drop_bounding_set();
+  if (setgroups(1, &gid) < 0) fail("change the user");
+  give_up_power();
 }
 
 bool become_user(void) {
