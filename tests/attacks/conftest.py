@@ -1,26 +1,41 @@
 """The embedded engine, and servers on it, for whoever attacks them."""
 
 import atexit
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
+from mcp_sandbox.core.capability import Capabilities, Verb
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.guest.binary import guest_binary
+from mcp_sandbox.providers.docker import DockerProvider
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_spec
-from tests.attacks.world import Host, plant_host
+from tests.attacks.world import Attacked, Host, mounts, plant_host
+from tests.containers.engines import Dockerd
 from tests.interaction.wire_client import WireClient, processes_below, starting, wait_until_gone
 
 if sys.platform != "linux":
     collect_ignore_glob = ["*"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Play attacks on the providers that a module names in `ATTACKED`, else on `local`, or on those of the variable."""
+    if "attacked" in metafunc.fixturenames:
+        named = os.environ.get("MCP_SANDBOX_ATTACKED", "")
+        of_module: Sequence[str] = vars(sys.modules[metafunc.function.__module__]).get("ATTACKED", ("local",))
+        names = named.split(",") if named else of_module
+        metafunc.parametrize("attacked", names, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +52,63 @@ def state_directory(state_directory: Path, tmp_path_factory: pytest.TempPathFact
     atexit.register(subprocess.run, [remover, "remove", aside], check=True, env={})
 
 
+@pytest.fixture(scope="session")
+def attacked(request: pytest.FixtureRequest) -> Attacked:
+    """The provider that is attacked, with its engine."""
+    return request.getfixturevalue(f"attacked_{request.param}")
+
+
+@pytest.fixture(scope="session")
+def attacked_local(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
+    """The embedded engine."""
+    return _attacked("local", LocalProvider, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def attacked_docker(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Attacked:
+    """Containers of a Docker engine of our own."""
+    environment = {"DOCKER_HOST": dockerd.host}
+
+    def opened(state: Path) -> Provider:
+        return DockerProvider(state / "docker", image=dockerd.base, environ=environment)
+
+    found = _attacked("docker", opened, tmp_path_factory)
+    return replace(found, environment=environment, arguments=("--image", dockerd.base))
+
+
+def _attacked(name: str, opened: Callable[[Path], Provider], places: pytest.TempPathFactory) -> Attacked:
+    async def look() -> Capabilities:
+        async with opened(places.mktemp("looked-at")) as provider:
+            return provider.capabilities
+
+    return Attacked(name=name, open=opened, capabilities=anyio.run(look))
+
+
 @pytest.fixture
-async def provider(state_directory: Path) -> AsyncIterator[Provider]:
-    """An opened provider `local`."""
-    async with LocalProvider(state_directory) as provider:
+def takes_snapshots(attacked: Attacked) -> None:
+    """Skip where nothing can be taken."""
+    if not attacked.capabilities.supports(Verb.SNAPSHOT):
+        pytest.skip(f"provider {attacked.name!r} does not declare {Verb.SNAPSHOT.value!r}")
+
+
+@pytest.fixture
+def root_inside(attacked: Attacked) -> None:
+    """Skip where commands are an ordinary user's: they cannot do that to themselves."""
+    if not attacked.capabilities.root_inside:
+        pytest.skip(f"commands of provider {attacked.name!r} are an ordinary user's")
+
+
+@pytest.fixture
+def embedded(attacked: Attacked) -> None:
+    """Skip where there is no embedded engine to look into."""
+    if attacked.name != "local":
+        pytest.skip("this looks into the files or processes of the embedded engine")
+
+
+@pytest.fixture
+async def provider(attacked: Attacked, state_directory: Path) -> AsyncIterator[Provider]:
+    """The opened provider."""
+    async with attacked.open(state_directory) as provider:
         yield provider
 
 
@@ -77,16 +145,18 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(home: Path, host: Host, project: Path) -> Iterator[Callable[..., WireClient]]:
+def start(attacked: Attacked, home: Path, host: Host, project: Path) -> Iterator[Callable[..., WireClient]]:
     """Start servers for one project, with the host's secrets in their environment; they end with the test."""
-    with starting(home, "serve", "--project", str(project), environment=host.environment) as begin:
+    environment = {**host.environment, **attacked.environment}
+    first = ("serve", "--provider", attacked.name, *attacked.arguments, "--project", str(project))
+    with starting(home, *first, environment=environment) as begin:
         yield begin
 
 
 @pytest.fixture
 def server(start: Callable[..., WireClient]) -> Iterator[WireClient]:
     """One server. Whatever was done to it, afterwards it serves, and its end leaves nothing behind."""
-    mounts = Path("/proc/self/mountinfo").read_bytes()
+    before = mounts()
     client = start()
     yield client
     assert client.process.poll() is None, b"".join(client.errors).decode()
@@ -99,4 +169,4 @@ def server(start: Callable[..., WireClient]) -> Iterator[WireClient]:
         assert not client.call("sandbox_destroy", sandbox=sandbox).is_error
     client.close()
     assert wait_until_gone(below, 5) == {}
-    assert Path("/proc/self/mountinfo").read_bytes() == mounts
+    assert mounts() == before

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.world import Host, finds, leaks, on_host
+from tests.attacks.world import Attacked, Host, finds, leaks, on_host
 from tests.interaction.wire_client import WireClient, processes_below
+
+ATTACKED = ("local", "docker")
 
 UPWARDS = "../" * 12
 
@@ -71,22 +73,23 @@ def test_fs04_planted_links_lead_tools_nowhere(server: WireClient, host: Host) -
     assert not leaks(host, server)
 
 
-def test_fs08_programs_and_accounts_of_the_host_stay_as_they_are(server: WireClient) -> None:
-    """FS-08: inside they change, which is the control; the layer below does not."""
+def test_fs08_programs_and_accounts_of_the_host_stay_as_they_are(server: WireClient, attacked: Attacked) -> None:
+    """FS-08: inside they change where root is inside, which is the control; the layer below does not."""
     passwd, program = Path("/etc/passwd").read_bytes(), Path("/usr/bin/env").stat()
     script = "echo x > /usr/bin/zzz; echo x >> /etc/passwd; touch /usr/lib/zzz; rm -f /usr/bin/env; ls /usr/bin/env"
     server.exec(script)
     edited = server.call("edit_file", file_path="/etc/passwd", old_string="root:x", new_string="toor:x")
-    assert not edited.is_error, edited.text
+    assert edited.is_error is not attacked.capabilities.root_inside, edited.text
     seen = server.exec("cat /usr/bin/zzz; tail -n 1 /etc/passwd; ls /usr/bin/env; head -c 4 /etc/passwd").text
-    assert "No such file" in seen
-    assert "toor" in seen
+    assert ("toor" in seen) is attacked.capabilities.root_inside
+    assert ("No such file" in seen.replace("zzz: No such file", "")) is attacked.capabilities.root_inside
     assert Path("/etc/passwd").read_bytes() == passwd
     assert Path("/usr/bin/env").stat() == program
     assert not Path("/usr/bin/zzz").exists()
     assert not Path("/usr/lib/zzz").exists()
 
 
+@pytest.mark.usefixtures("embedded")
 def test_fs19_to_the_host_a_program_is_neither_root_nor_more_than_its_server(server: WireClient, home: Path) -> None:
     """FS-19: a range of ids that nobody else has, or the ordinary user who started the server."""
     server.exec("touch /workspace/own; exec -a own-sleep sleep 30", run_in_background=True)
@@ -118,7 +121,7 @@ def test_fs01_what_the_host_does_not_let_everybody_read_is_not_there(server: Wir
     if not private:
         pytest.skip(f"there is nothing private below {place} on this machine")
     listed = "\n".join(private)
-    shown = server.exec('while read -r p; do test -e "$p" && cat "$p"; done; true', stdin=listed + "\n")
+    shown = server.exec('while read -r p; do test -e "$p" && cat "$p"; done 2>/dev/null; true', stdin=listed + "\n")
     assert shown.body.replace("(no output)", "").strip() == "", shown.body[:500]
     inside = server.exec("cat /etc/shadow /etc/gshadow 2>/dev/null | grep -v '^[^:]*:[*!x]*:' | head -n 1; true").body
     assert inside.replace("(no output)", "").strip() == ""

@@ -9,8 +9,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.attacks.world import Host, finds, leaks, on_host, python_on_host
 from tests.interaction.wire_client import WireClient, processes_below
+
+ATTACKED = ("local", "docker")
 
 FIXED_NAMES = {
     "CI", "DEBIAN_FRONTEND", "GIT_EDITOR", "GIT_PAGER", "GIT_TERMINAL_PROMPT", "HOME", "LANG", "LOGNAME", "NO_COLOR",
@@ -157,6 +161,7 @@ def test_cr08_references_in_arguments_are_text(server: WireClient, host: Host) -
     assert not leaks(host, server)
 
 
+@pytest.mark.usefixtures("embedded")
 def test_cr09_what_the_server_starts_shows_no_secret_to_other_users(server: WireClient, host: Host) -> None:
     """CR-09: sampled while sandboxes come and commands run. The server's own environment is its user's doing."""
     own = Path(f"/proc/{server.process.pid}/environ").read_bytes()

@@ -4,6 +4,8 @@ from mcp_sandbox.store.identity import ID_PATTERN, new_sandbox_id
 from tests.attacks.world import Host
 from tests.interaction.wire_client import WireClient
 
+ATTACKED = ("local", "docker")
+
 PLACES = ("/workspace", "/tmp", "/dev/shm", "/var/tmp", "/root", "/run", "/usr/local")
 IPC = """
 import ctypes

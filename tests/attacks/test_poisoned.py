@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
+
 from tests.attacks.world import Host
 from tests.interaction.wire_client import WireClient
 
 
+@pytest.mark.usefixtures("takes_snapshots")
 def test_snap06_a_payload_in_a_snapshot_runs_neither_outside_nor_by_itself(server: WireClient, host: Host) -> None:
     """SNAP-06: files that shells read at their start are read by none that a call starts."""
     payload = f"touch /workspace/poisoned {host.directory}/poisoned"

@@ -5,13 +5,39 @@ import os
 import secrets
 import subprocess
 import urllib.parse
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from mcp_sandbox.core.capability import Capabilities
+from mcp_sandbox.core.provider import Provider
 from tests.interaction.wire_client import WireClient
 
-__all__ = ["Host", "finds", "leaks", "on_host", "plant_host", "python_on_host", "server_memory_mib"]
+__all__ = [
+    "Attacked",
+    "Host",
+    "finds",
+    "leaks",
+    "mounts",
+    "on_host",
+    "plant_host",
+    "python_on_host",
+    "server_memory_mib",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """A provider under attack."""
+
+    name: str
+    open: Callable[[Path], Provider]
+    """Takes the directory for its state."""
+    capabilities: Capabilities
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables that lead a server to its engine."""
+    arguments: Sequence[str] = ()
+    """More options of a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +101,12 @@ def finds(token: str, text: bytes) -> bool:
 def leaks(host: Host, server: WireClient) -> bool:
     """Whether anything that the server ever said, to the client or into its log, holds the token."""
     return finds(host.token, b"".join(server.lines) + b"".join(server.errors))
+
+
+def mounts() -> list[str]:
+    """Return what is mounted, but for what belongs to container engines: those mount and unmount as they like."""
+    lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+    return [line for line in lines if "mcp-sandbox-engine-" not in line and " nsfs " not in line]
 
 
 def on_host(script: str, *arguments: str, host: Host | None = None, cwd: Path | None = None) -> bytes:
