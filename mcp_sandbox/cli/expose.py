@@ -11,8 +11,10 @@ from mcp_sandbox.service.sandboxes import SandboxService
 __all__ = ["main"]
 
 _EXAMPLE = """\
-  mcp-sandbox exec -- python3 -m http.server 8000     in one terminal, and in another:
-  mcp-sandbox expose 8000"""
+  mcp-sandbox expose 8000
+
+while in another terminal, or as a job of an agent:
+  mcp-sandbox exec -- python3 -m http.server 8000"""
 
 
 def main(arguments: list[str]) -> int:

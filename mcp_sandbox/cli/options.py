@@ -21,7 +21,9 @@ def parser(command: str, summary: str, example: str) -> argparse.ArgumentParser:
 def add_scope(parser: argparse.ArgumentParser) -> None:
     """Add the options that say whose sandboxes are meant."""
     parser.add_argument("--project", metavar="DIR", help="the project (default: the current directory)")
-    parser.add_argument("--provider", metavar="NAME", help="the provider of new sandboxes (default: local)")
+    parser.add_argument(
+        "--provider", metavar="NAME", help="what runs new sandboxes; `mcp-sandbox doctor` lists them (default: local)"
+    )
 
 
 def add_sandbox(parser: argparse.ArgumentParser) -> None:

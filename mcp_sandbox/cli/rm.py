@@ -11,13 +11,16 @@ from mcp_sandbox.service.sandboxes import SandboxService
 
 __all__ = ["main"]
 
-_EXAMPLE = "  mcp-sandbox rm box sb_3k7q"
+_EXAMPLE = """\
+  mcp-sandbox rm box sb_3k7q
+  mcp-sandbox rm --own"""
 
 
 def main(arguments: list[str]) -> int:
     """Destroy sandboxes."""
     reader = parser("rm", "End everything in sandboxes and delete their files; snapshots stay.", _EXAMPLE)
-    reader.add_argument("sandbox", nargs="+", help="id, id prefix or name")
+    reader.add_argument("sandbox", nargs="*", help="id, id prefix or name")
+    reader.add_argument("--own", action="store_true", help="the project's own sandbox")
     reader.add_argument(
         "--forget",
         action="store_true",
@@ -25,12 +28,22 @@ def main(arguments: list[str]) -> int:
     )
     add_scope(reader)
     options = reader.parse_args(arguments)
+    if not options.sandbox and not options.own:
+        reader.error("name sandboxes, or give --own")
     return run(options, lambda sandboxes: _destroy(sandboxes, options))
 
 
 async def _destroy(sandboxes: SandboxService, options: argparse.Namespace) -> int:
     status = 0
-    for handle in options.sandbox:
+    handles: list[str] = [*options.sandbox]
+    if options.own:
+        own = await sandboxes.find()
+        if own is None:
+            print("mcp-sandbox: this project has no sandbox of its own yet", file=sys.stderr)
+            status = 2
+        else:
+            handles.append(own.id)
+    for handle in handles:
         try:
             record = await sandboxes.destroy(handle, forget=options.forget)
         except SandboxError as error:

@@ -174,7 +174,9 @@ def _explained(arguments: list[str]) -> Options:
         "--tool-prefix", metavar="P", type=prefix, default="", help="what every tool's name begins with"
     )
     reader.add_argument(
-        "--idle-time", metavar="T", help="end the processes of a sandbox after so long without a call (default: never)"
+        "--idle-time",
+        metavar="T",
+        help="end the processes of a sandbox after so long without a call, 60s or more (default: never)",
     )
     reader.add_argument(
         "--max-age",

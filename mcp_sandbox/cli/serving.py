@@ -6,12 +6,15 @@ from typing import Any
 
 import anyio
 
-from mcp_sandbox.app import open_services
+from mcp_sandbox.app import DEFAULT_PROVIDER, open_services
 from mcp_sandbox.cli.event_loop import run_loop
 from mcp_sandbox.cli.wording import for_people
+from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.service.images import is_path
 from mcp_sandbox.service.kept import Kept
 from mcp_sandbox.service.lifetimes import Lifetimes
+from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.services import Services
 from mcp_sandbox.settings.limits import WantedLimits
 from mcp_sandbox.tools.server import build_server
@@ -40,7 +43,9 @@ def serve(
     async def complain(services: Kept[Services]) -> None:
         """Say at once what every tool would answer, for the person who reads the client's log."""
         try:
-            await services.get()
+            sandboxes = (await services.get()).sandboxes
+            if image and not is_path(image) and await _lacks(sandboxes, provider or DEFAULT_PROVIDER, image):
+                print(f"mcp-sandbox: image {image!r} is not here", file=sys.stderr)
         except SandboxError as error:
             print(f"mcp-sandbox: {for_people(error)}", file=sys.stderr)
 
@@ -64,3 +69,9 @@ def serve(
     sys.stderr.flush()
     # Everything is closed; a thread that hangs in a system call must not keep the process alive.
     os._exit(0)
+
+
+async def _lacks(sandboxes: SandboxService, provider: str, image: str) -> bool:
+    """Whether a provider that keeps images has none of this name."""
+    keeps = (await sandboxes.provider(provider)).capabilities.supports(Verb.IMAGES)
+    return keeps and not await sandboxes.contents.has_image(provider, image)

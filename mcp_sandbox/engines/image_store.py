@@ -189,6 +189,8 @@ class ImageStore:
             owner = _owners(self._identity, left_out)
             with readable("its content"), TreeWriter(fresh / "root", owner=owner, bounds=self._bounds) as writer:
                 env = pour(writer, left_out, fresh)
+                if not any((fresh / "root").iterdir()):
+                    raise refusal("there is nothing in it", "Give a directory or an archive of a root file system")
                 finish(writer)
                 written = writer.finish()
             about = json.dumps({"schema": SCHEMA, "env": dict(env)}, sort_keys=True)

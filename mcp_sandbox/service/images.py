@@ -11,7 +11,7 @@ from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.image import ImageRequest, Recipe
 from mcp_sandbox.core.provider import Provider
 
-__all__ = ["existing", "image_name", "recipe_of", "suggested_name"]
+__all__ = ["existing", "image_name", "is_path", "recipe_of", "suggested_name"]
 
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._+~-]+")
 _ENDINGS: Final = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tzst)\Z")
@@ -30,11 +30,16 @@ async def image_name(provider: Provider, image: str) -> str:
         InvalidRequestError: Nothing is at the path, or it cannot be an image.
         UnsupportedError: The provider takes no images.
     """
-    if not image.startswith(_PATHS):
+    if not is_path(image):
         return image
     source = await to_thread.run_sync(existing, image)
     name = f"{suggested_name(source)}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     return (await provider.add_image(ImageRequest(name=name, source=str(source)))).name
+
+
+def is_path(image: str) -> bool:
+    """Whether what somebody gives is the path of an image, and no name."""
+    return image.startswith(_PATHS)
 
 
 def existing(path: str) -> Path:

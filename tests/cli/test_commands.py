@@ -52,6 +52,15 @@ def test_rm_destroys_by_prefix_and_goes_on_after_a_mistake(machine: CommandLine)
     assert machine.sandboxes() == []
 
 
+def test_rm_names_the_projects_own_sandbox(machine: CommandLine) -> None:
+    assert machine.run("rm").returncode == 2
+    assert b"no sandbox of its own" in machine.run("rm", "--own").stderr
+    machine.say("exec", "--", "true")
+    (own,) = machine.sandboxes()
+    assert machine.say("rm", "--own").split() == [own["id"]]
+    assert machine.sandboxes() == []
+
+
 def test_b091_fork_prints_one_id_per_line(machine: CommandLine) -> None:
     machine.say("exec", "--", "sh", "-c", "echo common > a")
     made = machine.say("fork", "--count", "2", "--name", "try").split()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +186,16 @@ async def test_an_image_of_no_name_and_a_name_that_is_none_are_refused(provider:
             await provider.add_image(ImageRequest(name=name, source=str(root)))
         with pytest.raises(InvalidRequestError):
             await _create(provider, name or "/")
+    assert await provider.images() == []
+
+
+async def test_nothing_is_no_image(provider: Provider, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    for source in ("empty", "empty.tar"):
+        with pytest.raises(InvalidRequestError, match="there is nothing in it"):
+            await provider.add_image(ImageRequest(name="empty", source=str(tmp_path / source)))
     assert await provider.images() == []
 
 

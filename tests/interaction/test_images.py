@@ -57,6 +57,13 @@ def test_a_model_cannot_name_a_path_of_the_host(server: WireClient) -> None:
     assert _sandboxes(server) == []
 
 
+def test_a_mistyped_image_is_told_when_the_server_starts(start: Callable[..., WireClient]) -> None:
+    server = start("serve", "--image", "typo")
+    assert "No image 'typo'" in server.exec("true").text
+    server.close()
+    assert b"image 'typo' is not here" in b"".join(server.errors)
+
+
 def test_an_image_and_a_snapshot_together_are_refused(server: WireClient) -> None:
     server.call("exec", command="true")
     snapshot = server.call("snapshot_create").text.split()[0]
