@@ -76,6 +76,14 @@ class EngineApi(Protocol):
         """Remove an image that nobody uses."""
         ...
 
+    def tag(self, image: str, repository: str, tag: str, *, force: bool) -> bool:
+        """Give an image another name."""
+        ...
+
+    def history(self, image: str) -> list[Answer]:
+        """Return the layers of an image, the uppermost first."""
+        ...
+
     def commit(self, container: str, repository: str, tag: str, *, pause: bool, changes: Sequence[str]) -> Answer:
         """Make an image from a container."""
         ...

@@ -2,9 +2,10 @@
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from mcp_sandbox.core.errors import NotFoundError, ProviderError, SandboxGoneErr
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, WorkspaceMode
 from mcp_sandbox.engines.docker_client import DockerClient, open_client
 from mcp_sandbox.engines.docker_container import (
+    AGENT,
     LABEL_SANDBOX,
     LABEL_STATE,
     ImageFacts,
@@ -33,8 +35,9 @@ from mcp_sandbox.engines.docker_state import ContainerState, ContainerStates
 from mcp_sandbox.engines.docker_stream import open_exec
 from mcp_sandbox.engines.docker_user import SandboxUser, choose_user, first_file
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
+from mcp_sandbox.hostfs.tree_packing import packed_file
 
-__all__ = ["DockerEngine", "Found"]
+__all__ = ["DockerEngine", "Found", "timestamp"]
 
 _log = logging.getLogger(__name__)
 _CONNECT_ATTEMPTS: Final = 3
@@ -50,6 +53,8 @@ class Found:
     running: bool
     created_at: str
     labels: Mapping[str, str]
+    replaced: bool
+    """Whether the sandbox has another one now."""
 
 
 class DockerEngine:
@@ -89,37 +94,73 @@ class DockerEngine:
 
     # ------------------------------------------------------------------------------------------ making
 
-    async def create(self, spec: SandboxSpec, image: ImageFacts) -> ContainerState:
+    async def create(self, spec: SandboxSpec, image: ImageFacts, times: bytes = b"") -> ContainerState:
         """Make a container and start it; nothing is left of one that does not start.
+
+        Args:
+            spec: What it is to be.
+            image: What it starts from.
+            times: Of files of the image, to the nanosecond.
 
         Raises:
             StateError: There is one with this id.
         """
+        if self.states.has(spec.id):
+            raise StateError(
+                f"Sandbox {spec.id!r} not created", why="there is one with this id", fix="Choose another id"
+            )
         container, user = await self._ready_container(spec, image)
         try:
             if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
                 await self._put(container, lambda: project_archive(spec.workspace.source or "", user))
-            await self.start(container)
+            await self._start_with(container, times)
+            state = ContainerState(
+                id=spec.id, created_at=timestamp(), image=image.name, image_id=image.image_id, uid=user.uid,
+                gid=user.gid, user=user.name, home=user.home, env=environment(image, user, spec), limits=spec.limits,
+                workspace=spec.workspace.mode.value, runtime=spec.runtime or "", engine_id=self.facts.engine_id,
+                container=container, labels=dict(spec.labels),
+            )  # fmt: skip
+            await anyio.to_thread.run_sync(self.states.add, state)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(ProviderError):
                 await self.remove(container)
             raise
-        state = ContainerState(
-            id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), image=image.name,
-            image_id=image.image_id, uid=user.uid, gid=user.gid, user=user.name, home=user.home,
-            env=environment(image, user, spec), limits=spec.limits, workspace=spec.workspace.mode.value,
-            runtime=spec.runtime or "", engine_id=self.facts.engine_id,
-        )  # fmt: skip
-        await anyio.to_thread.run_sync(self.states.save, state)
         return state
 
-    async def _ready_container(self, spec: SandboxSpec, image: ImageFacts) -> tuple[str, SandboxUser]:
+    async def beside(self, state: ContainerState, image: ImageFacts, times: bytes) -> ContainerState:
+        """Make and start another container for a sandbox, from an image with the agent in it; nothing uses it yet."""
+        spec = SandboxSpec(
+            id=SandboxId(state.id), runtime=state.runtime or None, limits=state.limits, labels=state.labels
+        )
+        container, user = await self._ready_container(spec, image, f"{container_name(state.id)}.{secrets.token_hex(6)}")
+        try:
+            await self._start_with(container, times)
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(ProviderError):
+                await self.remove(container)
+            raise
+        return replace(
+            state, container=container, image_id=image.image_id, uid=user.uid, gid=user.gid, user=user.name,
+            home=user.home,
+        )  # fmt: skip
+
+    async def _start_with(self, container: str, times: bytes) -> None:
+        if times:
+            await self._put(container, lambda: iter([packed_file(f"{AGENT[1:]}/times", times, 0o400), bytes(1024)]))
+        await self.start(container)
+
+    async def bring_project(self, state: ContainerState, source: str) -> None:
+        """Copy a project into the workspace of a sandbox."""
+        user = SandboxUser(uid=state.uid, gid=state.gid, name=state.user, home=state.home, known=True)
+        await self._put(state.container, lambda: project_archive(source, user))
+
+    async def _ready_container(self, spec: SandboxSpec, image: ImageFacts, name: str = "") -> tuple[str, SandboxUser]:
         """Make a container with the agent in it."""
         if spec.workspace.mode is WorkspaceMode.MOUNT:
             return await self._container_of_owner(spec, image)
         if (ready := await self.ready.find(image)) is not None:
-            return await self._make(spec, ready.image_id, ready.user), ready.user
-        container = await self._make(spec, image.image_id, choose_user(image.user, None))
+            return await self._make(spec, ready.image_id, ready.user, name), ready.user
+        container = await self._make(spec, image.image_id, choose_user(image.user, None), name)
         try:
             passwd, group = await self._table(container, "passwd"), await self._table(container, "group")
             user = choose_user(image.user, passwd)
@@ -137,7 +178,7 @@ class DockerEngine:
                 f"Image {image.name!r} cannot be used", why="the container engine did not keep it with the agent in it",
                 fix="Look into the log for the reason",
             )  # fmt: skip
-        return await self._make(spec, ready.image_id, user), user
+        return await self._make(spec, ready.image_id, user, name), user
 
     async def _container_of_owner(self, spec: SandboxSpec, image: ImageFacts) -> tuple[str, SandboxUser]:
         """Make a container whose user is the owner of the project that is mounted."""
@@ -157,8 +198,8 @@ class DockerEngine:
             raise
         return container, user
 
-    async def _make(self, spec: SandboxSpec, image_id: str, user: SandboxUser) -> str:
-        name = container_name(spec.id)
+    async def _make(self, spec: SandboxSpec, image_id: str, user: SandboxUser, name: str = "") -> str:
+        name = name or container_name(spec.id)
         config = container_config(spec, image_id, user, self.facts, self.states.owner)
         what = f"Sandbox {spec.id!r} not created"
         try:
@@ -195,7 +236,7 @@ class DockerEngine:
             NotFoundError: There is no such container.
             ProviderError: It does not start, or no bridge can be put into it.
         """
-        name = container_name(state.id)
+        name = state.container
         for attempt in range(_CONNECT_ATTEMPTS):
             try:
                 return await self._bridge(name, state)
@@ -233,33 +274,41 @@ class DockerEngine:
 
     # ------------------------------------------------------------------------------------------ finding
 
-    async def find(self, sandbox: str) -> "dict[str, Any]":
+    async def find(self, state: ContainerState) -> "dict[str, Any]":
         """Return what the engine says about the container of a sandbox.
 
         Raises:
             NotFoundError: There is none, or it belongs to another state directory.
         """
-        what = f"No sandbox {sandbox!r}"
-        found = await self.client.call(what, lambda api: api.inspect_container(container_name(sandbox)))
+        what = f"No sandbox {state.id!r}"
+        found = await self.client.call(what, lambda api: api.inspect_container(state.container))
         if found["Config"]["Labels"].get(LABEL_STATE) != self.states.owner:
             raise NotFoundError(what, why="it belongs to another state directory", fix="Create another one")
         return found
 
     async def list(self) -> Sequence[Found]:
-        """Return every container of ours, finished or not."""
+        """Return every container of ours, finished or not, but those that were replaced by others."""
+        return [found for found in await self.containers() if not found.replaced]
+
+    async def containers(self) -> Sequence[Found]:
+        """Return every container of ours."""
+        states = {state.container: state for state in await anyio.to_thread.run_sync(self.states.all)}
+        known = {state.id for state in states.values()}
         label = f"{LABEL_STATE}={self.states.owner}"
         rows = await self.client.call(
             "No list of sandboxes", lambda api: api.containers(all=True, filters={"label": [label]})
         )
         return [
             Found(
-                sandbox=SandboxId(row["Labels"][LABEL_SANDBOX]),
+                sandbox=SandboxId(state.id if state else row["Labels"][LABEL_SANDBOX]),
                 container=row["Id"],
                 running=row["State"] in ("running", "paused", "restarting"),
                 created_at=datetime.fromtimestamp(_seconds(row["Created"]), UTC).isoformat(timespec="milliseconds"),
-                labels=row["Labels"],
+                labels=state.labels if state else row["Labels"],
+                replaced=state is None and row["Labels"][LABEL_SANDBOX] in known,
             )
             for row in rows
+            for state in [states.get(row["Id"])]
             if LABEL_SANDBOX in row["Labels"]
         ]
 
@@ -275,11 +324,24 @@ class DockerEngine:
             except StateError:  # somebody removes it already
                 await self._removed(container)
 
+    async def destroy(self, sandbox: SandboxId) -> None:
+        """Remove the container of a sandbox and what is remembered of it. No-op if there is none."""
+        name = container_name(sandbox)
+        with suppress(NotFoundError, StateError):
+            name = (await anyio.to_thread.run_sync(self.states.load, sandbox)).container
+        await self.remove(name)
+        await anyio.to_thread.run_sync(self.states.forget, sandbox)
+
     async def _removed(self, container: str) -> None:
         with anyio.fail_after(_REMOVING_S):
             while True:
                 await self.client.call("The sandbox is not removed", lambda api: api.inspect_container(container))
                 await anyio.sleep(0.05)
+
+
+def timestamp() -> str:
+    """Return the time as states say it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _seconds(created: object) -> float:

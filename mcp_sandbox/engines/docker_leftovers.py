@@ -11,14 +11,16 @@ from typing import Final
 
 from anyio import to_thread
 
-from mcp_sandbox.core.errors import NotFoundError, ProviderError, StateError
+from mcp_sandbox.core.errors import CapacityError, NotFoundError, ProviderError, StateError
 from mcp_sandbox.core.leftovers import EXPIRES, Leftover, Remembered
 from mcp_sandbox.core.sandbox import SandboxId
-from mcp_sandbox.engines.docker_container import container_name
 from mcp_sandbox.engines.docker_engine import DockerEngine, Found
+from mcp_sandbox.hostfs.atomic import alocked
 
 __all__ = ["collect_containers"]
 
+_WAIT_S: Final = 0.05
+"""For a lock: whoever holds it is at work with the sandbox."""
 MAKING_S: Final = 900.0
 """How long it may take to bring a project into a container."""
 
@@ -28,18 +30,22 @@ async def collect_containers(
 ) -> Sequence[Leftover]:
     """Remove what nobody remembers and nobody uses; return it. Arguments are those of `Provider.collect`."""
     gone: list[Leftover] = []
-    containers = {found.sandbox: found for found in await engine.list()}
-    for found in containers.values():
+    containers = await engine.containers()
+    for found in containers:
+        if found.replaced:
+            if await _removed_replaced(engine, found, dry_run=dry_run):
+                gone.append(Leftover(kind="file", name=found.container, why="its sandbox has another container now"))
+            continue
         why = await _why_unused(engine, found, kept_s, now)
         if not why or remembered.sandbox(found.sandbox):
             continue
         gone.append(Leftover(kind="sandbox", name=found.sandbox, why=why))
         if not dry_run:
             with suppress(ProviderError):  # next time
-                await engine.remove(container_name(found.sandbox))
+                await engine.remove(found.container)
                 await to_thread.run_sync(engine.states.forget, found.sandbox)
     for name in await to_thread.run_sync(engine.states.names):
-        if name not in containers and await _is_gone(engine, name):
+        if name not in {found.sandbox for found in containers} and await _is_gone(engine, name):
             gone.append(Leftover(kind="record", name=name, why="the engine does not have its container any more"))
             if not dry_run:
                 await to_thread.run_sync(engine.states.forget, name)
@@ -50,6 +56,18 @@ async def collect_containers(
     return gone
 
 
+async def _removed_replaced(engine: DockerEngine, found: Found, *, dry_run: bool) -> bool:
+    """Remove what a restore put beside a sandbox, or replaced, and was killed before it removed it."""
+    with suppress(CapacityError, ProviderError):
+        async with alocked(engine.states.lock(found.sandbox), wait_s=_WAIT_S):
+            again = [each for each in await engine.containers() if each.container == found.container]
+            if again and again[0].replaced:
+                if not dry_run:
+                    await engine.remove(found.container)
+                return True
+    return False
+
+
 async def _why_unused(engine: DockerEngine, found: Found, kept_s: float, now: float) -> str:
     """Return why nobody needs a sandbox that is not remembered, empty if somebody may."""
     if found.running or now - _moment(found.created_at) < MAKING_S:
@@ -58,8 +76,9 @@ async def _why_unused(engine: DockerEngine, found: Found, kept_s: float, now: fl
         return "it was never finished"
     if EXPIRES in found.labels or not found.sandbox.startswith("sb_"):
         return "it was made for a passing purpose, by a process that is dead"
-    with suppress(NotFoundError):
-        ended = str((await engine.find(found.sandbox))["State"]["FinishedAt"])
+    with suppress(NotFoundError, StateError):
+        state = await to_thread.run_sync(engine.states.load, found.sandbox)
+        ended = str((await engine.find(state))["State"]["FinishedAt"])
         return "" if now - _moment(ended) < kept_s else "no record names it"
     return ""
 
@@ -71,7 +90,7 @@ async def _is_gone(engine: DockerEngine, name: SandboxId) -> bool:
         if state.engine_id != engine.facts.engine_id:
             return False
         try:
-            await engine.find(name)
+            await engine.find(state)
         except NotFoundError:
             return True
     return False

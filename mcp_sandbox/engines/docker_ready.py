@@ -45,7 +45,7 @@ def agent_digest(machine: str) -> str:
 
 def ready_labels(image: ImageFacts, user: SandboxUser) -> "dict[str, str]":
     """Return the labels by which an image is known as ready. Blocks."""
-    about = json.dumps(asdict(user), separators=(",", ":"))
+    about = json.dumps(asdict(user)).encode().hex()  # quotes are read in different ways by Docker and Podman
     return {LABEL_AGENT: agent_digest(image.machine), LABEL_USER: about, LABEL_BASE: image.image_id}
 
 
@@ -111,6 +111,6 @@ def _read(image_id: str, labels: Mapping[str, Any], image: ImageFacts) -> ReadyI
     if labels.get(LABEL_AGENT) != agent_digest(image.machine):
         return None
     try:
-        return ReadyImage(image_id=image_id, user=SandboxUser(**json.loads(labels[LABEL_USER])))
+        return ReadyImage(image_id=image_id, user=SandboxUser(**json.loads(bytes.fromhex(labels[LABEL_USER]))))
     except (KeyError, ValueError, TypeError):
         return None

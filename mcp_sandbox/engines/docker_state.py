@@ -1,13 +1,17 @@
 """What we remember of containers on this side: variables and limits, which labels would show to whoever looks.
 
 owner                 names this state directory; a label of everything that is made for it
-sandboxes/<id>.json   written when a container is ready: one without was never finished
+sandboxes/<id>.json   written when a container is ready: one without was never finished. It names the container, so that
+                      one write gives a sandbox another one: what a restore replaces, what was started ahead
+snapshots/<ref>       times of files, which an image knows in whole seconds only
+locks/<id>            held by whoever replaces or destroys it
 """
 
 import json
 import re
 import secrets
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +48,10 @@ class ContainerState:
     """That it runs on, as the engine names it; empty is the engine's default."""
     engine_id: str = ""
     """Of the engine that has it; empty if that has none."""
+    container: str = ""
+    """The engine's own name for it."""
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    """Of the sandbox; those of a container never change."""
     schema: int = SCHEMA
 
 
@@ -52,10 +60,55 @@ class ContainerStates:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        (root / "sandboxes").mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("sandboxes", "snapshots", "locks"):
+            (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
         write_once(root / "owner", secrets.token_hex(10).encode())
         self.owner = (root / "owner").read_text("ascii")
+
+    def add(self, state: ContainerState) -> None:
+        """Write the state of a new sandbox.
+
+        Raises:
+            StateError: There is one with this id.
+        """
+        if not write_once(self._path(state.id), json.dumps(asdict(state)).encode(), durable=False):
+            raise StateError(
+                f"Sandbox {state.id!r} not created", why="there is one with this id", fix="Choose another id"
+            )
+
+    def rename(self, blank: SandboxId, state: ContainerState) -> None:
+        """Make a blank sandbox the one that `state` describes; whoever is killed in between leaves both.
+
+        Raises:
+            StateError: There is one with this id; the other is as it was.
+        """
+        self.add(state)
+        self.forget(blank)
+
+    def stamp(self, sandbox: str) -> tuple[int, int]:
+        """Return what is another one after every write; zeros if nothing is remembered."""
+        try:
+            found = self._path(sandbox).stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
+
+    def times(self, ref: str) -> Path:
+        """Return the file that belongs to a snapshot's image."""
+        return self._root / "snapshots" / ref
+
+    def lock(self, sandbox: str) -> Path:
+        """Return the lock file of a sandbox."""
+        return self._root / "locks" / self._path(sandbox).stem
+
+    def all(self) -> "list[ContainerState]":
+        """Return every state that can be read. Blocks."""
+        found: list[ContainerState] = []
+        for name in self.names():
+            with suppress(NotFoundError, StateError):
+                found.append(self.load(name))
+        return found
 
     def save(self, state: ContainerState) -> None:
         """Write the state of a sandbox, in place of an older one."""
@@ -89,6 +142,7 @@ class ContainerStates:
     def forget(self, sandbox: str) -> None:
         """Remove what is remembered of a sandbox. No-op if that is nothing."""
         self._path(sandbox).unlink(missing_ok=True)
+        self.lock(sandbox).unlink(missing_ok=True)
 
     def names(self) -> "list[SandboxId]":
         """Return every sandbox that was finished."""

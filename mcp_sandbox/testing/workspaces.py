@@ -9,7 +9,7 @@ import pytest
 
 from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.errors import UnsupportedError
-from mcp_sandbox.core.files import FileKind, RemoveRequest, RenameRequest
+from mcp_sandbox.core.files import FileInfo, FileKind, RemoveRequest, RenameRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxSpec, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import SnapshotRequest
@@ -29,6 +29,13 @@ def _describe(project: Path) -> Described:
         content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
         found[str(path.relative_to(project))] = (status.st_mode, status.st_mtime_ns, content)
     return found
+
+
+def _plain(found: dict[str, FileInfo]) -> dict[str, FileInfo]:
+    """Leave out how many links a directory has: only some file systems count its subdirectories."""
+    return {
+        name: replace(entry, links=1) if entry.kind is FileKind.DIRECTORY else entry for name, entry in found.items()
+    }
 
 
 class WorkspaceContract(Contract):
@@ -141,11 +148,11 @@ class WorkspaceContract(Contract):
             pytest.skip("the provider does not declare 'restore'")
         await put(working, "/workspace/README", b"at the snapshot")
         content = await working.snapshot(SnapshotRequest())
-        before = await entries(working, "/workspace", 9)
+        before = _plain(await entries(working, "/workspace", 9))
         await working.remove(RemoveRequest(path="/workspace/src", recursive=True))
         await put(working, "/workspace/README", b"later")
         await put(working, "/workspace/added", b"later")
         await working.restore(content)
-        assert await entries(working, "/workspace", 9) == before
+        assert _plain(await entries(working, "/workspace", 9)) == before
         assert await read_file(working, "/workspace/README") == b"at the snapshot"
         assert await read_file(working, "/workspace/src/deep/private") == b"\0\xff"

@@ -25,7 +25,7 @@ from mcp_sandbox.core.files import StatRequest
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.leftovers import KEEPER, Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
-from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, Workspace
+from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, Workspace, WorkspaceMode
 
 __all__ = ["PooledProvider"]
 
@@ -138,7 +138,7 @@ class PooledProvider(DelegatingProvider):
 
     def _fitting(self, spec: SandboxSpec) -> SandboxSpec:
         """Return what blank sandboxes are made from that can become this one."""
-        copied = self.capabilities.workspace_copied and spec.workspace.is_own
+        copied = self.capabilities.workspace_copied and spec.workspace.mode is not WorkspaceMode.MOUNT
         workspace = Workspace() if copied else spec.workspace
         return replace(spec, id=_NOBODY, env={}, labels={}, workspace=workspace)
 

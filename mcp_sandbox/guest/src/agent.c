@@ -319,6 +319,7 @@ void container_main(int argc, char **argv) {
   }
   load_settings(directory);
   open_counters();
+  take_times(directory);
   if (argc > 6) {
     uid_t uid = (uid_t)atol(argv[4]);
     gid_t gid = (gid_t)atol(argv[5]);
@@ -328,6 +329,7 @@ void container_main(int argc, char **argv) {
   }
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   umask(0);
+  set_times();
   serve();
   _exit(0);
 }

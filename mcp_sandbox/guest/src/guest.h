@@ -134,6 +134,10 @@ void make_files_of(uid_t uid, gid_t gid);
 bool become_user(void);
 void limit_open_files(rlim_t most);
 
+/* times.c: of files that came out of an image */
+void take_times(const char *directory);
+void set_times(void);
+
 /* counters.c */
 void open_counters(void);
 void put_counters(struct message *m);

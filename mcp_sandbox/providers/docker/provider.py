@@ -1,5 +1,6 @@
 """Provider `docker`: containers of Docker, Podman and what speaks their API."""
 
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,22 +12,26 @@ from typing import Final, Self
 import anyio
 
 from mcp_sandbox.core.admission import require_enforceable
-from mcp_sandbox.core.capability import Capabilities, Isolation, NetworkMode, Support, Verb, VerbSupport
-from mcp_sandbox.core.errors import ProviderUnavailableError
+from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
+from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError
 from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
-from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState, WorkspaceMode
-from mcp_sandbox.engines.docker_container import container_name
+from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState, Workspace, WorkspaceMode
+from mcp_sandbox.core.snapshot import NativeContent
+from mcp_sandbox.engines.docker_container import ImageFacts
 from mcp_sandbox.engines.docker_engine import DockerEngine
 from mcp_sandbox.engines.docker_leftovers import collect_containers
 from mcp_sandbox.engines.docker_mounting import require_mounted
 from mcp_sandbox.engines.docker_runtime import found_runtime
+from mcp_sandbox.engines.docker_snapshots import DockerSnapshots
 from mcp_sandbox.engines.docker_state import ContainerState
+from mcp_sandbox.hostfs.atomic import alocked
 from mcp_sandbox.providers.docker.sandbox import NAME, DockerSandbox
 
 __all__ = ["DEFAULT_IMAGE", "DockerProvider"]
 
 DEFAULT_IMAGE: Final = "python:3.12-slim"
+_BUSY_S: Final = 60.0
 _WORKSPACES: Final = {
     WorkspaceMode.EMPTY: "",
     WorkspaceMode.OVERLAY: "copied in when the sandbox is made, so that snapshots hold it; the host's later changes "
@@ -70,11 +75,21 @@ class DockerProvider(Provider):
 
     async def __aenter__(self) -> Self:
         self._engine = await DockerEngine.open(self._root, self._environ)
+        self._snapshots = DockerSnapshots(self._engine)
         facts = self._engine.facts
         runtime = self._runtime or facts.default_runtime
         self._capabilities = Capabilities(
+            verbs={
+                Verb.EXPOSE: VerbSupport(Support.NATIVE),
+                Verb.SNAPSHOT: VerbSupport(Support.NATIVE, "an image that shares its layers"),
+                Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
+                Verb.CREATE_FROM_SNAPSHOT: VerbSupport(Support.NATIVE),
+                Verb.FORK: VerbSupport(Support.NATIVE),
+                Verb.ADOPT: VerbSupport(Support.NATIVE),
+            },
+            snapshot_holds=frozenset({Facet.FILES}),
+            workspace_copied=True,
             isolation=facts.runtimes.get(runtime, Isolation.CONTAINER),
-            verbs={Verb.EXPOSE: VerbSupport(Support.NATIVE)},
             network=frozenset({NetworkMode.NONE}),
             limits=facts.limits,
             unenforced=facts.unenforced,
@@ -101,7 +116,10 @@ class DockerProvider(Provider):
         spec = replace(spec, runtime=spec.runtime or self._runtime)
         require_enforceable(NAME, self._capabilities, spec)
         image = await self._engine.puller.facts(spec.image or self._image, fetch=spec.fetch_image)
-        state = await self._engine.create(spec, image)
+        return await self._made(spec, image)
+
+    async def _made(self, spec: SandboxSpec, image: ImageFacts, times: bytes = b"") -> DockerSandbox:
+        state = await self._engine.create(spec, image, times)
         try:
             sandbox = await self._opened(state)
             if spec.workspace.mode is WorkspaceMode.MOUNT and spec.workspace.source:
@@ -125,9 +143,9 @@ class DockerProvider(Provider):
 
     async def _opened(self, state: ContainerState) -> DockerSandbox:
         """Connect to a sandbox, and look what it really runs on."""
-        sandbox = DockerSandbox(self._engine, self._capabilities, state, self._open)
+        sandbox = DockerSandbox(self._engine, self._snapshots, self._capabilities, state, self._open)
         try:
-            inspected = await self._engine.find(state.id)
+            inspected = await self._engine.find(state)
             found = found_runtime(state.runtime, inspected, (await sandbox.connect()).kernel, self._engine.facts)
             sandbox.found(found.runtime, found.isolation)
         except BaseException:
@@ -148,8 +166,29 @@ class DockerProvider(Provider):
         ]
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
-        await self._engine.remove(container_name(sandbox_id))
-        self._engine.states.forget(sandbox_id)
+        with contextlib.suppress(NotFoundError):  # no id looks like that
+            async with alocked(self._engine.states.lock(sandbox_id), wait_s=_BUSY_S):
+                await self._engine.destroy(sandbox_id)
+        await self._snapshots.sweep()
+
+    async def restore(self, content: NativeContent, spec: SandboxSpec) -> Sandbox:
+        spec = replace(spec, runtime=spec.runtime or self._runtime, workspace=Workspace())
+        require_enforceable(NAME, self._capabilities, spec)
+        image = await self._snapshots.facts(content.ref)
+        return await self._made(spec, image, await self._snapshots.times(content.ref))
+
+    async def measure(self, content: NativeContent) -> int | None:
+        return content.size_bytes
+
+    async def verify(self, content: NativeContent) -> Sequence[str]:
+        try:
+            await self._snapshots.inspect(content.ref)
+        except NotFoundError:
+            return ("the container engine does not have its image any more",)
+        return ()
+
+    async def discard(self, content: NativeContent) -> None:
+        await self._snapshots.discard(content.ref)
 
     async def collect(
         self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False

@@ -1,16 +1,20 @@
 """One sandbox in a container."""
 
+import contextlib
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 
+from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Isolation
-from mcp_sandbox.core.errors import NotFoundError, SandboxGoneError
+from mcp_sandbox.core.errors import NotFoundError, SandboxError, SandboxGoneError, StateError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.files import (
     DownloadRequest,
@@ -28,20 +32,25 @@ from mcp_sandbox.core.files import (
     WriteResult,
 )
 from mcp_sandbox.core.ports import Connection, DialRequest
-from mcp_sandbox.core.provider import Sandbox
-from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.core.provider import Forked, Sandbox
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, Workspace, WorkspaceMode
+from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_ports, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
-from mcp_sandbox.engines.docker_engine import DockerEngine
+from mcp_sandbox.engines.docker_container import ImageFacts
+from mcp_sandbox.engines.docker_engine import DockerEngine, timestamp
+from mcp_sandbox.engines.docker_snapshots import DockerSnapshots
 from mcp_sandbox.engines.docker_state import ContainerState
 from mcp_sandbox.engines.sandbox_limits import within_time
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.guest.wire import GuestProtocolError
+from mcp_sandbox.hostfs.atomic import alocked
 
 __all__ = ["NAME", "DockerSandbox"]
 
 NAME: Final = "docker"
 ATTEMPTS: Final = 5
+_BUSY_S: Final = 60.0
 _Value = TypeVar("_Value")
 
 
@@ -51,14 +60,18 @@ class DockerSandbox(Sandbox):
     def __init__(
         self,
         engine: DockerEngine,
+        snapshots: DockerSnapshots,
         capabilities: Capabilities,
         state: ContainerState,
         opened: "weakref.WeakSet[DockerSandbox]",
     ) -> None:
         opened.add(self)
+        self._opened = opened
         self._engine = engine
+        self._snapshots = snapshots
         self._capabilities = capabilities
         self._state = state
+        self._stamp = (0, 0)
         self._carrier: StreamCarrier | None = None
         self._connecting = anyio.Lock()
         self._closed = False
@@ -80,16 +93,18 @@ class DockerSandbox(Sandbox):
         self._capabilities = replace(self._capabilities, runtime=runtime, isolation=isolation)
 
     async def connect(self) -> StreamCarrier:
-        """Return the live connection, making one and starting the container if need be."""
-        if self._carrier is not None and not self._carrier.closed:
+        """Return the live connection to its present container, making one and starting that if need be."""
+        if self._carrier is not None and self._is_current(self._carrier):
             return self._carrier
         async with self._connecting:
             if self._closed:
                 raise gone()
-            if self._carrier is None or self._carrier.closed:
+            if self._carrier is None or not self._is_current(self._carrier):
                 if self._carrier is not None:
                     await self._carrier.aclose()
                 try:
+                    self._stamp = self._engine.states.stamp(self.id)
+                    self._state = await anyio.to_thread.run_sync(self._engine.states.load, self.id)
                     self._carrier = await self._engine.connect(self._state)
                 except NotFoundError as error:
                     raise SandboxGoneError(
@@ -99,6 +114,13 @@ class DockerSandbox(Sandbox):
                 await self._carrier.aclose()
                 raise gone()
             return self._carrier
+
+    def _is_current(self, carrier: StreamCarrier) -> bool:
+        """Whether a connection lives and leads to the container that the sandbox has now."""
+        return not carrier.closed and self._engine.states.stamp(self.id) == self._stamp
+
+    def _take(self, carrier: StreamCarrier, stamp: tuple[int, int]) -> None:
+        self._carrier, self._stamp = carrier, stamp
 
     async def _with(self, use: Callable[[GuestCarrier], Awaitable[_Value]]) -> _Value:
         """Carry out a request, again if the connection ended before it was sent."""
@@ -145,6 +167,105 @@ class DockerSandbox(Sandbox):
 
     async def dial(self, request: DialRequest) -> Connection:
         return await self._with(lambda carrier: guest_ports.dial(carrier, request))
+
+    async def snapshot(self, request: SnapshotRequest) -> NativeContent:
+        if extra := request.holds - self._capabilities.snapshot_holds:
+            raise UnsupportedError(
+                "Snapshot refused", why=f"provider {NAME!r} cannot hold {', '.join(sorted(extra))}",
+                fix="Ask for files only, or use a provider that holds memory",
+            )  # fmt: skip
+        async with self._held():
+            taken = await self._snapshots.take(self._state, await self.connect())
+        return NativeContent(
+            provider=NAME, ref=taken.ref, holds=self._capabilities.snapshot_holds, size_bytes=taken.size_bytes,
+            paused_s=taken.paused_s, method="committed as a layer of an image, while commands stood still",
+        )  # fmt: skip
+
+    async def restore(self, content: NativeContent) -> None:
+        """Start a container from the snapshot beside the present one; one write makes it the sandbox's."""
+        image = await self._snapshots.facts(content.ref)
+        async with self._held():
+            before = await anyio.to_thread.run_sync(self._engine.states.load, self.id)
+            self._snapshots.require_captured(before)
+            after = await self._engine.beside(before, image, await self._snapshots.times(content.ref))
+            try:
+                carrier = await self._engine.connect(after)
+                await anyio.to_thread.run_sync(self._engine.states.save, after)
+            except BaseException:
+                with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+                    await self._engine.remove(after.container)
+                raise
+            with anyio.CancelScope(shield=True):
+                old, self._state = self._carrier, after
+                self._take(carrier, self._engine.states.stamp(self.id))
+                if old is not None:
+                    await old.aclose()
+                await self._engine.remove(before.container)
+
+    async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
+        for spec in specs:
+            require_enforceable(NAME, self._capabilities, spec)
+        async with self._held():
+            taken = await self._snapshots.take(self._state, await self.connect())
+        made: list[Sandbox] = []
+        try:
+            image = await self._snapshots.facts(taken.ref)
+            times = await self._snapshots.times(taken.ref)
+            for spec in specs:
+                made.append(await self._started(spec, image, times))  # noqa: PERF401 (those that were made are known below)
+        except BaseException:
+            with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+                for sandbox in made:
+                    await sandbox.aclose()
+                    await self._engine.destroy(sandbox.id)
+            raise
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+                await self._snapshots.discard(taken.ref)
+        return Forked(sandboxes=made, paused_s=taken.paused_s)
+
+    async def _started(self, spec: SandboxSpec, image: ImageFacts, times: bytes) -> "DockerSandbox":
+        """Make a sandbox of the same runtime from the image of a snapshot."""
+        spec = replace(spec, runtime=spec.runtime or self._state.runtime or None, workspace=Workspace())
+        state = await self._engine.create(spec, image, times)
+        sandbox = DockerSandbox(self._engine, self._snapshots, self._capabilities, state, self._opened)
+        try:
+            await sandbox.connect()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await sandbox.aclose()
+                await self._engine.destroy(spec.id)
+            raise
+        return sandbox
+
+    async def adopt(self, spec: SandboxSpec) -> Sandbox:
+        require_enforceable(NAME, self._capabilities, spec)
+        carrier, state = self._carrier, self._state
+        image = await self._engine.puller.facts(state.image, fetch=False)
+        if carrier is None or not self._is_current(carrier) or image.image_id != state.image_id:
+            raise gone()
+        if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
+            if self._engine.states.has(spec.id):
+                raise StateError("Sandbox not created", why=f"{spec.id} exists already", fix="Choose another id")
+            await self._engine.bring_project(state, spec.workspace.source)
+        after = replace(
+            state, id=spec.id, env={**state.env, **spec.env}, labels=dict(spec.labels), created_at=timestamp(),
+            workspace=spec.workspace.mode.value,
+        )  # fmt: skip
+        self._engine.states.rename(self.id, after)
+        self._carrier = None
+        await self.aclose()
+        sandbox = DockerSandbox(self._engine, self._snapshots, self._capabilities, after, self._opened)
+        sandbox._take(carrier, self._engine.states.stamp(spec.id))
+        return sandbox
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncGenerator[None]:
+        """Keep every process from giving the sandbox another container meanwhile."""
+        if self._closed:
+            raise gone()
+        async with alocked(self._engine.states.lock(self.id), wait_s=_BUSY_S):
+            yield
 
     async def aclose(self) -> None:
         self._closed = True
