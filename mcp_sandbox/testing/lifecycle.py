@@ -11,6 +11,7 @@ from mcp_sandbox.core.errors import NotFoundError, SandboxError, SandboxGoneErro
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.files import ReadRequest
 from mcp_sandbox.core.image import ImageRequest
+from mcp_sandbox.core.ports import DialRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
@@ -191,6 +192,7 @@ class LifecycleContract(Contract):
             Verb.RESTORE: lambda: sandbox.restore(content),
             Verb.FORK: lambda: sandbox.fork([spec]),
             Verb.ADOPT: lambda: sandbox.adopt(spec),
+            Verb.EXPOSE: lambda: sandbox.dial(DialRequest(port=80)),
             Verb.CREATE_FROM_SNAPSHOT: lambda: provider.restore(content, spec),
             Verb.DIFF: lambda: provider.diff(DiffRequest(before=content, after=content)),
             Verb.IMAGES: lambda: provider.add_image(ImageRequest(name="image", source="/nowhere")),

@@ -9,7 +9,6 @@ import anyio
 import pytest
 
 from mcp_sandbox.core.capability import Capabilities, Verb
-from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, OutputChunk
 from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -113,14 +112,6 @@ class PortContract(Contract):
         if not capabilities.supports(Verb.EXPOSE):
             pytest.skip("the provider does not declare `expose`")
         return machine
-
-    async def test_a_port_is_refused_where_it_is_not_declared(
-        self, capabilities: Capabilities, sandbox: Sandbox
-    ) -> None:
-        if capabilities.supports(Verb.EXPOSE):
-            pytest.skip("the provider declares `expose`")
-        with pytest.raises(UnsupportedError):
-            await sandbox.dial(DialRequest(port=PORT))
 
     @pytest.mark.parametrize(
         ("host", "address"),

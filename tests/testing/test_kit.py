@@ -196,7 +196,8 @@ class Refusing(DelegatingSandbox):
 
     snapshot = Sandbox.snapshot
     restore = Sandbox.restore
-
+    adopt = Sandbox.adopt
+    dial = Sandbox.dial
     fork = Sandbox.fork
 
 
