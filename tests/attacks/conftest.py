@@ -21,6 +21,7 @@ from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.providers.docker import DockerProvider
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_spec
+from tests.attacks.not_yet import OPEN
 from tests.attacks.world import Attacked, Host, mounts, plant_host
 from tests.containers.engines import Dockerd
 from tests.interaction.wire_client import WireClient, processes_below, starting, wait_until_gone
@@ -36,6 +37,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         of_module: Sequence[str] = vars(sys.modules[metafunc.function.__module__]).get("ATTACKED", ("local",))
         names = named.split(",") if named else of_module
         metafunc.parametrize("attacked", names, indirect=True, scope="session")
+
+
+@pytest.fixture(autouse=True)
+def known_to_succeed(request: pytest.FixtureRequest) -> None:
+    """Skip what is known to succeed on the attacked provider."""
+    if "attacked" in request.fixturenames:
+        attacked: Attacked = request.getfixturevalue("attacked")
+        if reason := OPEN.get(attacked.name, {}).get(request.function.__name__):
+            pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +106,13 @@ def root_inside(attacked: Attacked) -> None:
     """Skip where commands are an ordinary user's: they cannot do that to themselves."""
     if not attacked.capabilities.root_inside:
         pytest.skip(f"commands of provider {attacked.name!r} are an ordinary user's")
+
+
+@pytest.fixture
+def disk_limits(attacked: Attacked) -> None:
+    """Skip where they can neither be enforced nor watched."""
+    if attacked.name != "local" and "disk_bytes" not in attacked.capabilities.limits:
+        pytest.skip(f"provider {attacked.name!r} declares no limit of the disk on this machine")
 
 
 @pytest.fixture

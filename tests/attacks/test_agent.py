@@ -115,10 +115,11 @@ while True:
 """
 LEASE = """
 import fcntl, os, shutil, signal, time
-os.makedirs("/root/.local/bin", exist_ok=True)
-shutil.copy("/bin/sh", "/root/.local/bin/sh")
+place = os.path.expanduser("~/.local/bin")
+os.makedirs(place, exist_ok=True)
+shutil.copy("/bin/sh", f"{place}/sh")
 signal.signal(signal.SIGIO, signal.SIG_IGN)
-fcntl.fcntl(os.open("/root/.local/bin/sh", os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+fcntl.fcntl(os.open(f"{place}/sh", os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
 print("up", flush=True)
 time.sleep(60)
 """
@@ -214,6 +215,7 @@ async def test_a_process_whose_first_thread_is_gone_is_killed_with_its_command(s
     assert await stops_growing(sandbox, "/workspace/beat")
 
 
+@pytest.mark.usefixtures("takes_snapshots")
 async def test_a_process_whose_first_thread_is_gone_counts_as_running_and_stands_still(sandbox: Sandbox) -> None:
     """Else a snapshot would end it, or copy files that it changes."""
     async with attacking(sandbox, LEADERLESS):
@@ -243,6 +245,7 @@ async def test_output_that_a_child_reads_away_is_not_waited_for(sandbox: Sandbox
         assert outcome.stdout in (b"mine", b"")
 
 
+@pytest.mark.usefixtures("takes_snapshots")
 async def test_processes_that_resume_each_other_stand_still_or_the_snapshot_is_refused(sandbox: Sandbox) -> None:
     await put(sandbox, "/workspace/kept", b"kept")
     async with attacking(sandbox, RESUME_EACH_OTHER):
@@ -254,6 +257,7 @@ async def test_processes_that_resume_each_other_stand_still_or_the_snapshot_is_r
         assert await read_file(sandbox, "/workspace/kept") == b"kept"
 
 
+@pytest.mark.usefixtures("takes_snapshots")
 async def test_programs_that_wait_for_the_processor_stand_still_for_a_snapshot(
     provider: Provider, sandbox: Sandbox
 ) -> None:
@@ -270,6 +274,7 @@ async def test_programs_that_wait_for_the_processor_stand_still_for_a_snapshot(
     await provider.destroy(spec.id)
 
 
+@pytest.mark.usefixtures("embedded")
 async def test_nobody_inside_changes_how_the_agent_runs(sandbox: Sandbox) -> None:
     """Same user, so the kernel would let them: a limit of processor time would even kill it."""
     shown = await run(sandbox, "python3", "-c", ABOUT_INIT)
@@ -278,6 +283,7 @@ async def test_nobody_inside_changes_how_the_agent_runs(sandbox: Sandbox) -> Non
     assert shown.stdout.decode().splitlines() == [*(f"refused {name}" for name in names), "(64, 128)"]
 
 
+@pytest.mark.usefixtures("embedded")
 async def test_a_sandbox_whose_agent_does_not_answer_is_destroyed(
     provider: Provider, sandbox: Sandbox, state_directory: Path
 ) -> None:

@@ -5,7 +5,8 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -148,6 +149,32 @@ async def test_cr01_what_the_engine_shows_of_a_container_holds_no_secret_and_no_
         processes = dockerd.run("top", f"mcp-sandbox-{spec.id}", "-eo", "pid,args")
         assert "CANARYxyz" not in processes
     await provider.destroy(spec.id)
+
+
+@pytest.mark.parametrize("way", ["its input ends", "SIGKILL"])
+def test_res09_the_end_of_a_server_ends_what_its_containers_run(
+    start: Callable[..., WireClient], dockerd: Dockerd, way: str
+) -> None:
+    """RES-09: the agent has no connection any more, and with it everything inside ends."""
+    server = start()
+    server.exec("trap '' TERM HUP INT; setsid sleep 4405 & sleep 4406", run_in_background=True)
+    (sandbox,) = set(re.findall(r"sb_[a-z2-7]{26}", server.call("sandbox_list").text))
+    running = ("inspect", "--format", "{{.State.Running}}", f"mcp-sandbox-{sandbox}")
+    assert dockerd.run(*running) == "true", "the control: it runs"
+    server.end_input() if way == "its input ends" else server.process.kill()
+    server.process.wait(30)
+    ended = time.monotonic()
+    while dockerd.run(*running) == "true":
+        assert time.monotonic() - ended < 15
+        time.sleep(0.1)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if _says(path, b"sleep\x004405")]
+
+
+def _says(path: Path, text: bytes) -> bool:
+    try:
+        return text in path.read_bytes()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from mcp_sandbox.core.snapshot import SnapshotRequest
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import entries, new_spec, put, read_file, run, sh
 
+pytestmark = pytest.mark.usefixtures("takes_snapshots")
+
 DEEP = """
 import os, sys
 os.chdir("/workspace")
@@ -124,6 +126,7 @@ async def test_special_files_neither_hold_up_a_snapshot_nor_leave_it_short(sandb
     assert {"pipe", "root", "loop", "zzz"} <= set(await entries(sandbox, "/workspace"))
 
 
+@pytest.mark.usefixtures("root_inside")
 @pytest.mark.parametrize(
     "script",
     [
@@ -145,6 +148,7 @@ async def test_directories_moved_from_above_a_mount_point_do_not_keep_the_sandbo
     assert (await sh(sandbox, "echo spooled > /var/spool/mcp-sandbox/file && cat /etc/hostname")).stdout == b"sandbox\n"
 
 
+@pytest.mark.usefixtures("embedded")
 async def test_marks_of_the_overlay_set_from_inside_mean_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
     """Not where they are set, not in a snapshot made of that layer, and not in what is above it."""
     await run(sandbox, "python3", "-c", OVERLAY_MARKS)
@@ -181,6 +185,7 @@ for name in [*names, "\u202egnp.exe".encode()]:
     assert await entries(sandbox, "/workspace") == {}
 
 
+@pytest.mark.usefixtures("embedded")
 async def test_what_is_made_inside_is_nobodys_power_outside(sandbox: Sandbox, state_directory: Path) -> None:
     """Set-user-id files lie on the host's disk: behind a door that only their server opens, and never root's."""
     await put(sandbox, "/workspace/mine", b"#!/bin/sh\n", mode=0o6777)

@@ -92,6 +92,7 @@ def test_res02_memory_bombs_are_killed_at_the_limit_and_it_is_said(start: Start)
     assert alive(server)
 
 
+@pytest.mark.usefixtures("disk_limits")
 def test_res03_the_disk_is_filled_up_to_the_limit_and_no_further(start: Start, home: Path) -> None:
     """RES-03: every place that can be written; those in memory are bounded, too."""
     server = start("--disk", "64MiB", "--best-effort")
@@ -107,6 +108,7 @@ def test_res03_the_disk_is_filled_up_to_the_limit_and_no_further(start: Start, h
     assert room.body.strip() == "free"
 
 
+@pytest.mark.usefixtures("disk_limits")
 def test_res04_files_are_made_up_to_the_limit_and_removed_with_the_sandbox(start: Start) -> None:
     """RES-04."""
     server = start("--inodes", "2000", "--best-effort")
