@@ -19,6 +19,7 @@ from mcp_sandbox.core.capability import Capabilities, Verb
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.providers.docker import DockerProvider
+from mcp_sandbox.providers.gvisor import GvisorProvider
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_spec
 from tests.attacks.not_yet import OPEN
@@ -84,6 +85,14 @@ def attacked_docker(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) 
 
     found = _attacked("docker", opened, tmp_path_factory)
     return replace(found, environment=environment, arguments=("--image", dockerd.base))
+
+
+@pytest.fixture(scope="session")
+def attacked_gvisor(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
+    """GVisor without Docker."""
+    if not (os.environ.get("MCP_SANDBOX_RUNSC") or shutil.which("runsc")):
+        pytest.skip("no runsc in PATH: tests/containers/install-runsc brings one")
+    return _attacked("gvisor", lambda state: GvisorProvider(state / "gvisor"), tmp_path_factory)
 
 
 def _attacked(name: str, opened: Callable[[Path], Provider], places: pytest.TempPathFactory) -> Attacked:
