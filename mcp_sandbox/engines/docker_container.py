@@ -77,7 +77,10 @@ def container_config(
     """Return what `POST /containers/create` is asked for."""
     own_places = [user.home] if spec.workspace.mode is WorkspaceMode.MOUNT else [WORKSPACE, user.home]
     files = spec.limits.open_files or 0
-    arguments = ["init", AGENT, str(GRACE_MS), str(user.uid), str(user.gid), str(files), *own_places, *_PLACES]
+    # Only in a kernel of the sandbox's own is a user's number of processes this sandbox's.
+    processes = spec.limits.pids or 0 if facts.has_own_kernel(spec.runtime) else 0
+    ids = [str(user.uid), str(user.gid), str(files), str(processes)]
+    arguments = ["init", AGENT, str(GRACE_MS), *ids, *own_places, *_PLACES]
     labels = {**spec.labels, LABEL_SANDBOX: spec.id, LABEL_STATE: owner}
     labels.setdefault("mcp-sandbox.owner", owner)
     return {
@@ -115,7 +118,7 @@ def _host_config(spec: SandboxSpec, facts: EngineFacts) -> "dict[str, Any]":
         config |= {"Memory": int(limits.memory_bytes), "MemorySwap": int(limits.memory_bytes)}
     if limits.cpu_count is not None and "cpu_count" in facts.limits:
         config["NanoCpus"] = int(limits.cpu_count * 1e9)
-    if limits.pids is not None and "pids" in facts.limits:
+    if limits.pids is not None and "pids" in facts.limits and not facts.has_own_kernel(spec.runtime):
         config["PidsLimit"] = int(limits.pids)
     if limits.disk_bytes is not None and facts.disk_quota:
         config["StorageOpt"] = {"size": str(int(limits.disk_bytes))}

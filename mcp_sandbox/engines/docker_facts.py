@@ -12,6 +12,11 @@ __all__ = ["EngineFacts", "engine_facts"]
 _MACHINES: Final = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 _OTHER_PROVIDER: Final = "Leave it out, or use provider 'local', which enforces it"
 _KNOWN_RUNTIMES: Final = {"runsc": Isolation.USER_KERNEL, "kata": Isolation.MICROVM}
+_WHOLE_SANDBOX: Final = LimitGap(
+    "what the engine counts and kills is the kernel of the sandbox, with everything in it",
+    "Use the engine's default runtime",
+    "at the limit the whole sandbox ends; its files stay",
+)
 _QUOTA_DRIVERS: Final = frozenset({"btrfs", "zfs", "windowsfilter", "vfs"})
 
 
@@ -40,6 +45,25 @@ class EngineFacts:
     unenforced: Mapping[str, LimitGap]
     disk_quota: bool
     """Whether the storage driver can bound a container's own layer."""
+
+    def boundary_of(self, runtime: str | None) -> Isolation:
+        """Return what a runtime is known for; without a name the default one."""
+        return self.runtimes.get(runtime or self.default_runtime, Isolation.CONTAINER)
+
+    def has_own_kernel(self, runtime: str | None) -> bool:
+        """Whether programs of a sandbox see another kernel than the engine does."""
+        return self.boundary_of(runtime) >= Isolation.USER_KERNEL
+
+    def gaps_on(self, runtime: str | None) -> Mapping[str, LimitGap]:
+        """Return the limits that are not enforced as they should be on a runtime."""
+        if not self.has_own_kernel(runtime):
+            return self.unenforced
+        return {**self.unenforced, "memory_bytes": _WHOLE_SANDBOX}
+
+    def limits_on(self, runtime: str | None) -> frozenset[str]:
+        """Return the limits that are enforced on a runtime."""
+        own = frozenset({"pids"} if self.has_own_kernel(runtime) else ())
+        return (self.limits | own) - (self.gaps_on(runtime).keys() - own)
 
 
 def engine_facts(info: Mapping[str, Any], version: Mapping[str, Any]) -> EngineFacts:

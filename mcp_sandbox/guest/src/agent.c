@@ -302,7 +302,7 @@ static void load_settings(const char *directory) {
 }
 
 /* Entry point of a container: the same agent, with its socket in a directory of its own that only root may enter.
-   init DIRECTORY GRACE_MS [UID GID OPEN_FILES PLACE...]: then commands belong to that user, and those directories. */
+   init DIRECTORY GRACE_MS [UID GID OPEN_FILES PROCESSES PLACE...]: then commands belong to that user, and those directories. */
 void container_main(int argc, char **argv) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   const char *directory = argc > 2 ? argv[2] : "/.mcp-sandbox";
@@ -324,7 +324,8 @@ void container_main(int argc, char **argv) {
     uid_t uid = (uid_t)atol(argv[4]);
     gid_t gid = (gid_t)atol(argv[5]);
     limit_open_files((rlim_t)atol(argv[6]));
-    for (int i = 7; i < argc; i++) give_place(argv[i], uid, gid);
+    limit_processes(argc > 7 ? (rlim_t)atol(argv[7]) : 0);
+    for (int i = 8; i < argc; i++) give_place(argv[i], uid, gid);
     serve_user(uid, gid);
   }
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);

@@ -115,6 +115,7 @@ struct settings {
   bool (*crowded)(void);    /* whether no other process finds room; NULL where the host sees that */
   void (*bar_forks)(bool);  /* let nobody fork; NULL where programs can be stopped instead */
   bool container;           /* the engine may put bridges into our pid namespace */
+  rlim_t processes;         /* that commands may have, where the kernel is the sandbox's own; 0 is not ours to limit */
   uid_t user;               /* whom commands belong to; 0 is whoever we are */
   gid_t group;
 };
@@ -133,6 +134,7 @@ void serve_user(uid_t uid, gid_t gid);
 void make_files_of(uid_t uid, gid_t gid);
 bool become_user(void);
 void limit_open_files(rlim_t most);
+void limit_processes(rlim_t most);
 
 /* times.c: of files that came out of an image */
 void take_times(const char *directory);

@@ -80,8 +80,18 @@ bool become_user(void) {
       close(fd);
     }
   }
+  struct rlimit processes = {settings.processes, settings.processes};
+  if (settings.processes && setrlimit(RLIMIT_NPROC, &processes) < 0) return false;
   return setresgid(settings.group, settings.group, settings.group) == 0 &&
          setresuid(settings.user, settings.user, settings.user) == 0;
+}
+
+/* A resource limit counts nobody whom it refused: a command that failed among as many as there may be is taken for one. */
+static bool is_crowded(void) { return (rlim_t)live_processes() + 1 >= settings.processes; }
+
+void limit_processes(rlim_t most) {
+  settings.processes = most;
+  if (most) settings.crowded = is_crowded;
 }
 
 void limit_open_files(rlim_t most) {
