@@ -19,6 +19,7 @@ from mcp_sandbox.providers import registry as providers
 from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.settings.limits import WantedLimits, find_limits
+from mcp_sandbox.settings.starting import Start, find_start
 from mcp_sandbox.store.atomic import Settler
 from mcp_sandbox.store.directories import StateDirectories, open_state
 from mcp_sandbox.store.record import Owner
@@ -56,10 +57,12 @@ def guarded_provider(name: str, state: StateDirectories, policy: Policy | None =
     return GuardedProvider(LimitedProvider(PooledProvider(raw, size=pool)), policy)
 
 
-def template(project: str, wanted: WantedLimits | None = None) -> SandboxSpec:
-    """Return what new sandboxes are created from: the project, copy-on-write, as the workspace."""
-    workspace = Workspace(mode=WorkspaceMode.OVERLAY, source=project) if project else Workspace()
-    spec = SandboxSpec(id=SandboxId("template"), workspace=workspace)
+def template(project: str, wanted: WantedLimits | None = None, start: Start | None = None) -> SandboxSpec:
+    """Return what new sandboxes are created from: the project as the workspace, copy-on-write by default."""
+    start = start or find_start(None, None)
+    mode = WorkspaceMode(start.workspace if project else "empty")
+    workspace = Workspace(mode=mode, source=None if mode is WorkspaceMode.EMPTY else project)
+    spec = SandboxSpec(id=SandboxId("template"), workspace=workspace, runtime=start.runtime)
     return replace(spec, limits=wanted.limits, best_effort=wanted.best_effort) if wanted else spec
 
 
@@ -72,6 +75,7 @@ async def open_sandboxes(
     everywhere: bool = False,
     max_sandboxes: int = Lifetimes().max_sandboxes,
     wanted: WantedLimits | None = None,
+    start: Start | None = None,
     pool: int = 0,
 ) -> AsyncGenerator[SandboxService]:
     """Open the sandboxes of one server or command. Providers are reached only when they are needed.
@@ -83,6 +87,7 @@ async def open_sandboxes(
         everywhere: Whether handles and lists reach beyond the project.
         max_sandboxes: How many sandboxes a project may have.
         wanted: Limits of new sandboxes; `None` is those that `MCP_SANDBOX_MEMORY` and the like ask for.
+        start: What new sandboxes start as; `None` is what `MCP_SANDBOX_WORKSPACE` and `MCP_SANDBOX_RUNTIME` say.
         pool: How many sandboxes the provider of new ones keeps ready.
 
     Raises:
@@ -104,7 +109,7 @@ async def open_sandboxes(
             open_provider=lambda name: guarded_provider(name, state, pool=pool if name == chosen else 0),
             owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
             provider=chosen,
-            template=template(project, wanted or find_limits({})),
+            template=template(project, wanted or find_limits({}), start),
             everywhere=everywhere,
             max_sandboxes=max_sandboxes,
         ) as sandboxes,
@@ -122,6 +127,7 @@ async def open_services(
     image: str = "",
     lifetimes: Lifetimes | None = None,
     wanted: WantedLimits | None = None,
+    start: Start | None = None,
     pool: int = 0,
 ) -> "AsyncGenerator[Services]":
     """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy."""
@@ -141,6 +147,7 @@ async def open_services(
             image=image,
             max_sandboxes=lifetimes.max_sandboxes,
             wanted=wanted,
+            start=start,
             pool=pool,
         ) as sandboxes,
         ExecutionService(sandboxes) as execution,

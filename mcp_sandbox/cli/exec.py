@@ -10,7 +10,16 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.cli.options import add_image, add_limits, add_sandbox, add_scope, limits_of, parser
+from mcp_sandbox.cli.options import (
+    add_image,
+    add_limits,
+    add_sandbox,
+    add_scope,
+    add_start,
+    limits_of,
+    parser,
+    start_of,
+)
 from mcp_sandbox.cli.running import run, tell
 from mcp_sandbox.core.exec import ExecRequest, ExecResult, Execution, Exited, StreamName, Termination
 from mcp_sandbox.core.sandbox import WORKSPACE
@@ -36,13 +45,14 @@ def main(arguments: list[str]) -> int:
     add_sandbox(reader)
     add_scope(reader)
     add_image(reader)
+    add_start(reader)
     reader.add_argument("--timeout", metavar="S", type=_positive, help="seconds until it is killed with all it started")
     reader.add_argument("--cwd", metavar="D", default="", help=f"directory in the sandbox (default: {WORKSPACE})")
     reader.add_argument("--no-stdin", action="store_true", help="leave standard input to whoever comes next")
     add_limits(reader)
     reader.add_argument("command", nargs="+", help="program and arguments, after --; no shell looks at them")
     options = reader.parse_args(arguments)
-    return run(options, lambda sandboxes: _exec(sandboxes, options), limits_of(options))
+    return run(options, lambda sandboxes: _exec(sandboxes, options), limits_of(options), start_of(options))
 
 
 def _positive(text: str) -> float:

@@ -43,7 +43,7 @@ def _row(summary: SandboxSummary) -> tuple[str, ...]:
     return (
         record.id[:_SHORT] + "*" * summary.is_current,
         record.name or ("(default)" if record.is_default else "-"),
-        record.provider,
+        f"{record.provider} ({summary.runtime})" if summary.runtime else record.provider,
         summary.state or "unknown",
         f"{age(record.last_used_at)} ago",
         (record.parent or "-")[:_SHORT],
@@ -58,4 +58,5 @@ def _home_relative(path: str) -> str:
 
 def _facts(summary: SandboxSummary) -> dict[str, object]:
     facts = {**summary.record.to_json(), "state": summary.state or "unknown", "is_current": summary.is_current}
+    facts["runtime"] = summary.runtime
     return {**facts, "detail": summary.detail}

@@ -3,8 +3,19 @@
 import argparse
 
 from mcp_sandbox.settings.limits import BEST_EFFORT, LIMIT_OPTIONS, WantedLimits, find_limits
+from mcp_sandbox.settings.starting import WORKSPACES, Start, find_start
 
-__all__ = ["add_image", "add_json", "add_limits", "add_sandbox", "add_scope", "limits_of", "parser"]
+__all__ = [
+    "add_image",
+    "add_json",
+    "add_limits",
+    "add_sandbox",
+    "add_scope",
+    "add_start",
+    "limits_of",
+    "parser",
+    "start_of",
+]
 
 
 def parser(command: str, summary: str, example: str) -> argparse.ArgumentParser:
@@ -39,8 +50,31 @@ def add_image(parser: argparse.ArgumentParser) -> None:
         "--image",
         metavar="X",
         default="",
-        help="what new sandboxes start from: an image's name, or the path (./X) of a root file system or its archive",
+        help="what new sandboxes start from: an image's name (docker: any, pulled if it is missing), or the path (./X) "
+        "of a root file system or its archive",
     )
+
+
+def add_start(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what new sandboxes start as and run on."""
+    parser.add_argument(
+        "--workspace",
+        choices=WORKSPACES,
+        help="what /workspace is in new sandboxes: the project, of which nothing on this machine changes (overlay, the "
+        "default); a copy of it; the project itself (mount); nothing. Provider docker can do each, local overlay and "
+        "empty. Also MCP_SANDBOX_WORKSPACE",
+    )
+    parser.add_argument(
+        "--runtime",
+        metavar="R",
+        help="the container engine's runtime for new sandboxes, such as runsc (provider docker). Also "
+        "MCP_SANDBOX_RUNTIME",
+    )
+
+
+def start_of(options: argparse.Namespace) -> Start:
+    """Return what the options or variables ask for; `ConfigError` if that cannot be."""
+    return find_start(options.workspace, options.runtime)
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from mcp_sandbox.cli.wording import for_people
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.settings.limits import WantedLimits
 from mcp_sandbox.settings.project import find_project
+from mcp_sandbox.settings.starting import Start
 
 __all__ = ["run", "tell", "until_signal"]
 
@@ -23,6 +24,7 @@ def run(
     options: argparse.Namespace,
     command: Callable[[SandboxService], Awaitable[int]],
     wanted: WantedLimits | None = None,
+    start: Start | None = None,
 ) -> int:
     """Run a command on the sandboxes that its options ask for, and return its exit status.
 
@@ -37,6 +39,7 @@ def run(
             image=getattr(options, "image", ""),
             everywhere=True,
             wanted=wanted,
+            start=start,
         ) as sandboxes:
             return await command(sandboxes)
 

@@ -11,6 +11,7 @@ from mcp_sandbox.settings.lifetimes import lifetimes
 from mcp_sandbox.settings.limits import BEST_EFFORT, LIMIT_OPTIONS, WantedLimits, find_limits
 from mcp_sandbox.settings.pool import find_pool
 from mcp_sandbox.settings.project import find_project
+from mcp_sandbox.settings.starting import Start, find_start
 from mcp_sandbox.tools.catalog import tools_for
 from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
 from mcp_sandbox.tools.tool import PROFILES
@@ -35,13 +36,17 @@ _NAMES = {
     "--max-age": "max_age",
     "--max-sandboxes": "max_sandboxes",
     "--pool": "pool",
+    "--workspace": "workspace",
+    "--runtime": "runtime",
 }
 
 
 class Options:
     """What can be said to a server."""
 
-    __slots__ = ("image", "lifetimes", "limits", "pool", "project", "provider", "tool_prefix", "tools")
+    __slots__ = (
+        "image", "lifetimes", "limits", "pool", "project", "provider", "runtime", "tool_prefix", "tools", "workspace",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -55,6 +60,8 @@ class Options:
         max_age: str | None = None,
         max_sandboxes: str | None = None,
         pool: str | None = None,
+        workspace: str | None = None,
+        runtime: str | None = None,
         limits: "Mapping[str, str | bool | None] | None" = None,
     ) -> None:
         self.project = project
@@ -64,6 +71,8 @@ class Options:
         self.tool_prefix = tool_prefix
         self.lifetimes = lifetimes(idle_time=idle_time, max_age=max_age, max_sandboxes=max_sandboxes)
         self.pool = pool
+        self.workspace = workspace
+        self.runtime = runtime
         self.limits = limits or {}
 
 
@@ -73,15 +82,16 @@ def main(arguments: list[str]) -> int:
     project = find_project(options.project)
     wanted = find_limits(options.limits)
     pool = find_pool(options.pool)
+    start = find_start(options.workspace, options.runtime)
     if sys.platform == "win32":
-        return _serve(options, project, wanted, pool, None, None)
+        return _serve(options, project, wanted, start, pool, None, None)
     wire = claim_wire()
     preparation = Preparation(_load)
     handover = answer_at_once(wire, _announcement(options), preparation)
     if handover is None:
         os._exit(0)
     preparation.finish()
-    return _serve(options, project, wanted, pool, wire, handover)
+    return _serve(options, project, wanted, start, pool, wire, handover)
 
 
 def _load() -> None:
@@ -94,6 +104,7 @@ def _serve(
     options: Options,
     project: str,
     wanted: WantedLimits | None,
+    start: Start,
     pool: int,
     wire: Wire | None,
     handover: Handover | None,
@@ -108,6 +119,7 @@ def _serve(
         prefix=options.tool_prefix,
         lifetimes=options.lifetimes,
         wanted=wanted,
+        start=start,
         pool=pool,
         wire=wire,
         handover=handover,
@@ -159,7 +171,7 @@ def _explained(arguments: list[str]) -> Options:
     """Let argparse print the help, or what is wrong, and end the process."""
     import argparse
 
-    from mcp_sandbox.cli.options import add_image, add_limits, add_scope, parser
+    from mcp_sandbox.cli.options import add_image, add_limits, add_scope, add_start, parser
 
     def prefix(text: str) -> str:
         if not _is_prefix(text):
@@ -169,6 +181,7 @@ def _explained(arguments: list[str]) -> Options:
     reader = parser("serve", "Serve the tools over standard input and output.", _EXAMPLE)
     add_scope(reader)
     add_image(reader)
+    add_start(reader)
     reader.add_argument("--tools", choices=PROFILES, default="default", help="which tools to list (default: default)")
     reader.add_argument(
         "--tool-prefix", metavar="P", type=prefix, default="", help="what every tool's name begins with"

@@ -17,6 +17,7 @@ from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.service.services import Services
 from mcp_sandbox.settings.limits import WantedLimits
+from mcp_sandbox.settings.starting import Start
 from mcp_sandbox.tools.server import build_server
 from mcp_sandbox.transport.claim import Wire
 from mcp_sandbox.transport.preamble import Handover
@@ -34,6 +35,7 @@ def serve(
     prefix: str,
     lifetimes: "dict[str, Any]",
     wanted: WantedLimits | None,
+    start: Start,
     pool: int,
     wire: Wire | None,
     handover: Handover | None,
@@ -55,7 +57,13 @@ def serve(
             services = Kept(
                 tasks,
                 lambda: open_services(
-                    project=project, provider=provider, image=image, lifetimes=kept, wanted=wanted, pool=pool
+                    project=project,
+                    provider=provider,
+                    image=image,
+                    lifetimes=kept,
+                    wanted=wanted,
+                    start=start,
+                    pool=pool,
                 ),
             )
             server = build_server(services.get, profile=profile, prefix=prefix)

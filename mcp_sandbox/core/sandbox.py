@@ -97,4 +97,6 @@ class SandboxInfo:
     state: SandboxState
     created_at: str
     """UTC, ISO 8601."""
+    runtime: str = ""
+    """What it was found to run on, where the engine has several."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])

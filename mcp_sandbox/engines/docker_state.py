@@ -46,6 +46,8 @@ class ContainerState:
     """The mode of its workspace."""
     runtime: str = ""
     """That it runs on, as the engine names it; empty is the engine's default."""
+    found_runtime: str = ""
+    """What it was found to run on."""
     engine_id: str = ""
     """Of the engine that has it; empty if that has none."""
     container: str = ""
@@ -147,6 +149,14 @@ class ContainerStates:
     def names(self) -> "list[SandboxId]":
         """Return every sandbox that was finished."""
         return [SandboxId(path.stem) for path in sorted((self._root / "sandboxes").glob("*.json"))]
+
+    def runtimes(self) -> "dict[str, str]":
+        """Return what each sandbox was found to run on."""
+        found: dict[str, str] = {}
+        for name in self.names():
+            with suppress(NotFoundError, StateError):
+                found[name] = self.load(name).found_runtime
+        return found
 
     def _path(self, sandbox: str) -> Path:
         if not _ID.fullmatch(sandbox):

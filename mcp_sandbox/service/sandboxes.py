@@ -395,4 +395,5 @@ class SandboxService:
         return replace(self._record(), is_default=True)
 
     def _spec(self, record: SandboxRecord) -> SandboxSpec:
-        return spec_for(self._template, record)
+        spec = spec_for(self._template, record)
+        return spec if record.provider == self._provider else replace(spec, runtime=None)

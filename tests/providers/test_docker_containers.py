@@ -4,6 +4,7 @@ import gc
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -18,7 +19,7 @@ import pytest
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, StateError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.leftovers import EXPIRES, Remembered
-from mcp_sandbox.core.sandbox import SandboxState
+from mcp_sandbox.core.sandbox import SandboxState, Workspace, WorkspaceMode
 from mcp_sandbox.providers.docker import DockerProvider
 from mcp_sandbox.testing.driving import new_id, new_spec, put, read_file, run, sh, wait_for_file
 from tests.containers.engines import NOTHING, Dockerd
@@ -277,3 +278,49 @@ async def test_a_state_without_a_container_is_collected(provider: DockerProvider
 def test_the_sdk_is_not_imported_before_an_engine_is_needed() -> None:
     script = "import sys; import mcp_sandbox.providers.docker; sys.exit('docker' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+# -- the workspace
+
+
+def _project(directory: Path, uid: int) -> Path:
+    project = directory / "project"
+    project.mkdir()
+    (project / "file").write_text("of the host")
+    for path in (project, project / "file"):
+        os.chown(path, uid, uid)
+    return project
+
+
+async def test_a_mounted_project_is_written_as_its_owner(
+    provider: DockerProvider, dockerd: Dockerd, tmp_path: Path
+) -> None:
+    project = _project(tmp_path, 1234)
+    workspace = Workspace(mode=WorkspaceMode.MOUNT, source=str(project))
+    spec = replace(new_spec(provider.capabilities), workspace=workspace)
+    async with await provider.create(spec) as sandbox:
+        assert await read_file(sandbox, "/workspace/file") == b"of the host"
+        assert (await sh(sandbox, "echo new > made; echo more >> file; mkdir d; touch ~/home")).exit_code == 0
+        await put(sandbox, "/workspace/written", b"by a file verb")
+    assert (project / "file").read_text() == "of the hostmore\n"
+    owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in project.iterdir()}
+    assert owners == dict.fromkeys(("file", "made", "d", "written"), (1234, 1234))
+
+
+async def test_a_project_of_roots_is_not_mounted(provider: DockerProvider, tmp_path: Path) -> None:
+    """Its files would have to be written as root."""
+    workspace = Workspace(mode=WorkspaceMode.MOUNT, source=str(_project(tmp_path, 0)))
+    with pytest.raises(UnsupportedError, match="belongs to root"):
+        await provider.create(replace(new_spec(provider.capabilities), workspace=workspace))
+    assert not await provider.list()
+
+
+async def test_a_copy_shows_nothing_of_what_the_host_changes_later(provider: DockerProvider, tmp_path: Path) -> None:
+    project = _project(tmp_path, 0)
+    workspace = Workspace(mode=WorkspaceMode.COPY, source=str(project))
+    spec = replace(new_spec(provider.capabilities), workspace=workspace)
+    async with await provider.create(spec) as sandbox:
+        (project / "file").write_text("changed")
+        await put(sandbox, "/workspace/inside", b"data")
+        assert await read_file(sandbox, "/workspace/file") == b"of the host"
+    assert [path.name for path in project.iterdir()] == ["file"]

@@ -12,7 +12,7 @@ from typing import Final, Self
 import anyio
 
 from mcp_sandbox.core.admission import require_enforceable
-from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
+from mcp_sandbox.core.capability import Capabilities, Facet, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError
 from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -76,31 +76,7 @@ class DockerProvider(Provider):
     async def __aenter__(self) -> Self:
         self._engine = await DockerEngine.open(self._root, self._environ)
         self._snapshots = DockerSnapshots(self._engine)
-        facts = self._engine.facts
-        runtime = self._runtime or facts.default_runtime
-        self._capabilities = Capabilities(
-            verbs={
-                Verb.EXPOSE: VerbSupport(Support.NATIVE),
-                Verb.SNAPSHOT: VerbSupport(Support.NATIVE, "an image that shares its layers"),
-                Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
-                Verb.CREATE_FROM_SNAPSHOT: VerbSupport(Support.NATIVE),
-                Verb.FORK: VerbSupport(Support.NATIVE),
-                Verb.ADOPT: VerbSupport(Support.NATIVE),
-            },
-            snapshot_holds=frozenset({Facet.FILES}),
-            workspace_copied=True,
-            isolation=facts.runtimes.get(runtime, Isolation.CONTAINER),
-            network=frozenset({NetworkMode.NONE}),
-            limits=facts.limits,
-            unenforced=facts.unenforced,
-            max_concurrent=256,
-            writable_roots=("/workspace", "/home", "/tmp", "/var/tmp"),  # noqa: S108 (inside)
-            runtimes=facts.runtimes,
-            runtime=runtime,
-            workspaces=_WORKSPACES,
-            root_inside=False,
-            owners=False,
-        )
+        self._capabilities = self._capabilities_on(self._runtime)
         return self
 
     async def __aexit__(
@@ -112,9 +88,35 @@ class DockerProvider(Provider):
                     tasks.start_soon(sandbox.aclose)
             await self._engine.aclose()
 
+    def _capabilities_on(self, runtime: str | None) -> Capabilities:
+        facts = self._engine.facts
+        return Capabilities(
+            isolation=facts.boundary_of(runtime),
+            verbs={
+                Verb.EXPOSE: VerbSupport(Support.NATIVE),
+                Verb.SNAPSHOT: VerbSupport(Support.NATIVE, "an image that shares its layers"),
+                Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
+                Verb.CREATE_FROM_SNAPSHOT: VerbSupport(Support.NATIVE),
+                Verb.FORK: VerbSupport(Support.NATIVE),
+                Verb.ADOPT: VerbSupport(Support.NATIVE),
+            },
+            snapshot_holds=frozenset({Facet.FILES}),
+            workspace_copied=True,
+            network=frozenset({NetworkMode.NONE}),
+            limits=facts.limits_on(runtime),
+            unenforced=facts.gaps_on(runtime),
+            max_concurrent=256,
+            writable_roots=("/workspace", "/home", "/tmp", "/var/tmp"),  # noqa: S108 (inside)
+            runtimes=facts.runtimes,
+            runtime=runtime or facts.default_runtime,
+            workspaces=_WORKSPACES,
+            root_inside=False,
+            owners=False,
+        )
+
     async def create(self, spec: SandboxSpec) -> Sandbox:
         spec = replace(spec, runtime=spec.runtime or self._runtime)
-        require_enforceable(NAME, self._capabilities, spec)
+        require_enforceable(NAME, self._capabilities_on(spec.runtime), spec)
         image = await self._engine.puller.facts(spec.image or self._image, fetch=spec.fetch_image)
         return await self._made(spec, image)
 
@@ -122,6 +124,8 @@ class DockerProvider(Provider):
         state = await self._engine.create(spec, image, times)
         try:
             sandbox = await self._opened(state)
+            known = replace(state, found_runtime=sandbox.capabilities.runtime)
+            await anyio.to_thread.run_sync(self._engine.states.save, known)
             if spec.workspace.mode is WorkspaceMode.MOUNT and spec.workspace.source:
                 names = await anyio.to_thread.run_sync(os.listdir, spec.workspace.source)
                 await require_mounted(await sandbox.connect(), set(names))
@@ -143,7 +147,8 @@ class DockerProvider(Provider):
 
     async def _opened(self, state: ContainerState) -> DockerSandbox:
         """Connect to a sandbox, and look what it really runs on."""
-        sandbox = DockerSandbox(self._engine, self._snapshots, self._capabilities, state, self._open)
+        capabilities = self._capabilities_on(state.runtime or None)
+        sandbox = DockerSandbox(self._engine, self._snapshots, capabilities, state, self._open)
         try:
             inspected = await self._engine.find(state)
             found = found_runtime(state.runtime, inspected, (await sandbox.connect()).kernel, self._engine.facts)
@@ -155,11 +160,13 @@ class DockerProvider(Provider):
         return sandbox
 
     async def list(self) -> Sequence[SandboxInfo]:
+        runtimes = await anyio.to_thread.run_sync(self._engine.states.runtimes)
         return [
             SandboxInfo(
                 id=found.sandbox,
                 state=SandboxState.RUNNING if found.running else SandboxState.STOPPED,
                 created_at=found.created_at,
+                runtime=runtimes.get(found.sandbox, ""),
                 labels=found.labels,
             )
             for found in await self._engine.list()

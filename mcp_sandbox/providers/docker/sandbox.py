@@ -91,6 +91,7 @@ class DockerSandbox(Sandbox):
     def found(self, runtime: str, isolation: Isolation) -> None:
         """Take what it runs on, as it was found."""
         self._capabilities = replace(self._capabilities, runtime=runtime, isolation=isolation)
+        self._state = replace(self._state, found_runtime=runtime)
 
     async def connect(self) -> StreamCarrier:
         """Return the live connection to its present container, making one and starting that if need be."""
