@@ -12,6 +12,7 @@ from pytest import MonkeyPatch
 from mcp_sandbox.core.errors import ConfigError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, SandboxState
+from mcp_sandbox.core.wording import limit_word
 from mcp_sandbox.providers.local import LocalProvider, LocalSandbox
 from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.testing.driving import drain, sh
@@ -74,7 +75,7 @@ async def test_a_sandbox_whose_limits_no_longer_hold_is_not_started(state_direct
         with anyio.fail_after(10):
             while {info.id: info.state for info in await provider.list()}[spec.id] is not SandboxState.STOPPED:
                 await anyio.sleep(0.01)
-        with pytest.raises(UnsupportedError, match=weak[0]):
+        with pytest.raises(UnsupportedError, match=limit_word(weak[0])):
             await provider.attach(spec.id)
         await provider.destroy(spec.id)
 
