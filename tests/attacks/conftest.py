@@ -45,7 +45,8 @@ def known_to_succeed(request: pytest.FixtureRequest) -> None:
     """Skip what is known to succeed on the attacked provider."""
     if "attacked" in request.fixturenames:
         attacked: Attacked = request.getfixturevalue("attacked")
-        if reason := OPEN.get(attacked.name, {}).get(request.function.__name__):
+        known = OPEN.get(attacked.name, {})
+        if reason := known.get(request.function.__name__) or known.get(request.node.name):
             pytest.skip(reason)
 
 
