@@ -55,6 +55,8 @@ class _Finding:
     """What its self-test found."""
     shortcomings: list[Shortcoming] = field(default_factory=list[Shortcoming])
     """What this machine lacks although the provider works."""
+    facts: dict[str, str] = field(default_factory=dict[str, str])
+    """What the provider stands on."""
 
 
 def main(arguments: list[str]) -> int:
@@ -96,6 +98,8 @@ def _print(finding: _Finding) -> None:
         print(f"{name}: ok, isolation {finding.isolation}; {steps}")
     else:
         print(f"{name}: does not work here; {finding.failed_at} failed\n  why: {finding.why}\n  fix: {finding.fix}")
+    for name, fact in finding.facts.items():
+        print(f"  {name}: {fact}")
     for fence in finding.fences:
         print(f"  {'holds' if fence.holds else 'BROKEN':<7} {fence.name}{f': {fence.detail}' * bool(fence.detail)}")
     for lack in finding.shortcomings:
@@ -143,6 +147,7 @@ async def _use(finding: _Finding, state: StateDirectories) -> None:
 async def _examined(finding: _Finding, provider: Provider) -> None:
     examination = await provider.examine()
     finding.fences, finding.shortcomings = [*examination.fences], [*examination.shortcomings]
+    finding.facts = dict(examination.facts)
     if examination.broken:
         raise ProviderError(
             "This machine does not keep its sandboxes apart",

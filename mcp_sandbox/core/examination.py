@@ -34,6 +34,8 @@ class Examination:
     shortcomings: Sequence[Shortcoming] = ()
     milliseconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """What each step of it took."""
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the provider stands on, for a reader."""
 
     @property
     def broken(self) -> Sequence[Fence]:

@@ -144,6 +144,15 @@ async def test_a_runtime_that_is_not_what_its_name_says_is_found_out(dockerd: Do
         await provider.destroy(spec.id)
 
 
+async def test_doctor_learns_what_the_engine_is_and_what_it_cannot_limit(
+    provider: DockerProvider, dockerd: Dockerd
+) -> None:
+    found = await provider.examine()
+    assert dockerd.host in found.facts["engine"]
+    assert "runc (container)" in found.facts["runtimes"]
+    assert "limit inodes is not enforced" in [lack.what for lack in found.shortcomings]
+
+
 # -- the dead-man switch
 
 

@@ -14,6 +14,7 @@ import anyio
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError
+from mcp_sandbox.core.examination import Examination, Shortcoming
 from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState, Workspace, WorkspaceMode
@@ -134,6 +135,21 @@ class DockerProvider(Provider):
                 await self.destroy(spec.id)
             raise
         return sandbox
+
+    async def examine(self) -> Examination:
+        facts, client = self._engine.facts, self._engine.client
+        runtimes = (f"{name} ({boundary.name.lower()})" for name, boundary in facts.runtimes.items())
+        told = {
+            "engine": f"{facts.name}{', rootless' * facts.rootless}, at {client.endpoint.url}",
+            "storage driver": facts.storage,
+            "runtimes": f"{', '.join(runtimes)}; {self._capabilities.runtime} by default",
+            "image": f"{self._image} by default",
+        }
+        lacks = [
+            Shortcoming(what=f"limit {name} is not enforced", why=gap.why, fix=gap.fix)
+            for name, gap in facts.unenforced.items()
+        ]
+        return Examination(facts=told, shortcomings=lacks)
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
         state = await anyio.to_thread.run_sync(self._engine.states.load, sandbox_id)
