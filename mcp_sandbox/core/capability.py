@@ -141,6 +141,8 @@ class Capabilities:
     """Of a sandbox: what it runs on, as it was found after it had started. Of a provider: the engine's default."""
     keeps_fifos: bool = True
     """Whether snapshots hold FIFOs; a kernel of its own may have them in its memory only."""
+    home: str = "/root"
+    """Of the user of commands; what another provider's snapshot holds of its user's home goes here."""
     owners: bool = False
     """Whether files can belong to several users; else every owner is one and the same."""
 

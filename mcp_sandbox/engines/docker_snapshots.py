@@ -16,7 +16,9 @@ import anyio.to_thread
 
 from mcp_sandbox.core.errors import NotFoundError, ProviderError, SandboxError, SandboxGoneError, UnsupportedError
 from mcp_sandbox.core.files import FileInfo, FileKind, ListRequest, RemoveRequest, StatRequest, WriteRequest
+from mcp_sandbox.core.leftovers import Leftover, Remembered
 from mcp_sandbox.core.sandbox import WORKSPACE, WorkspaceMode
+from mcp_sandbox.engines.carrier import GuestRestarting
 from mcp_sandbox.engines.docker_container import LABEL_SANDBOX, LABEL_STATE, ImageFacts
 from mcp_sandbox.engines.docker_engine import DockerEngine
 from mcp_sandbox.engines.docker_state import ContainerState
@@ -80,7 +82,7 @@ class DockerSnapshots:
                 lambda api: api.commit(state.container, SNAPSHOTS, ref, pause=False, changes=changes),
             )
         finally:
-            with anyio.move_on_after(_THAW_S, shield=True), suppress(SandboxGoneError):
+            with anyio.move_on_after(_THAW_S, shield=True), suppress(SandboxGoneError, GuestRestarting):
                 await carrier.request(Type.THAW, b"")
         await anyio.to_thread.run_sync(write_atomically, self._engine.states.times(ref), times)
         stood_still = any(frozen.payload[:4])
@@ -106,12 +108,12 @@ class DockerSnapshots:
             path = f"/var/tmp/.mcp-sandbox-{secrets.token_hex(8)}"  # noqa: S108 (inside a sandbox)
             await write_file(carrier, WriteRequest(path=path), b"seen")
             try:
-                await self._client.call("No file", lambda api: api.get_archive(state.container, path)[0])
+                await self._client.call("No file", lambda api: b"".join(api.get_archive(state.container, path)[0]))
                 seen = True
             except NotFoundError:
                 seen = False
             finally:
-                with anyio.CancelScope(shield=True), suppress(OSError, SandboxError):
+                with anyio.CancelScope(shield=True), suppress(OSError, SandboxError, GuestRestarting):
                     await remove_path(carrier, RemoveRequest(path=path))
             self._seen[state.runtime] = seen
         if not seen:
@@ -179,7 +181,22 @@ class DockerSnapshots:
         with suppress(NotFoundError, ProviderError, SandboxError):  # something still stands on it
             await self._client.call("Snapshot not deleted", lambda api: api.remove_image(name))
 
-    async def refs(self) -> "dict[str, float]":
+    async def collect(
+        self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False
+    ) -> "list[Leftover]":
+        """Discard snapshots that no record names; arguments are those of `Provider.collect`."""
+        gone: list[Leftover] = []
+        for ref, taken_at in (await self._refs()).items():
+            if now - taken_at < kept_s or await anyio.to_thread.run_sync(remembered.snapshot, ref):
+                continue
+            gone.append(Leftover(kind="snapshot", name=ref, why="no record names it"))
+            if not dry_run:
+                await self.discard(ref)
+        if not dry_run:
+            await self.sweep()
+        return gone
+
+    async def _refs(self) -> "dict[str, float]":
         """Return the snapshots of this state directory, and when each was taken, in seconds since 1970."""
         rows = await self._client.call("No list of snapshots", lambda api: api.images(SNAPSHOTS))
         found: dict[str, float] = {}

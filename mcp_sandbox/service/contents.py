@@ -3,6 +3,7 @@
 import tarfile
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
+from typing import Final
 
 import anyio
 from anyio import to_thread
@@ -21,11 +22,13 @@ from mcp_sandbox.store.manifest import Entry, Tree
 from mcp_sandbox.store.portable import Archive
 from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
 
-__all__ = ["Contents"]
+__all__ = ["HOME", "Contents"]
 
 _TYPES = {
     "d": tarfile.DIRTYPE, "f": tarfile.REGTYPE, "l": tarfile.SYMTYPE, "h": tarfile.LNKTYPE, "p": tarfile.FIFOTYPE,
 }  # fmt: skip
+HOME: Final = "/root"
+"""What the home of the user of commands is called in the portable form."""
 _WAIT_S = 600.0
 _ALL = 10_000_000
 
@@ -134,12 +137,13 @@ def _bound(stored: StoredSnapshot, provider: str) -> UnsupportedError | NotFound
 async def _unpacked(archive: Archive, provider: Provider, spec: SandboxSpec) -> NativeContent:
     async with PassingSandbox(provider, replace(spec, workspace=Workspace())) as sandbox:
         for tree in archive.manifest.trees:
-            await sandbox.mkdir(MkdirRequest(path=tree.root))
-            for entry in (await sandbox.list(ListRequest(path=tree.root, limit=_ALL))).entries:
+            root = sandbox.capabilities.home if tree.root == HOME else tree.root
+            await sandbox.mkdir(MkdirRequest(path=root))
+            for entry in (await sandbox.list(ListRequest(path=root, limit=_ALL))).entries:
                 await sandbox.remove(RemoveRequest(path=entry.path, recursive=True))
-            await _upload(sandbox, tree.root, _members(archive, tree))
+            await _upload(sandbox, root, _members(archive, tree))
             # The directory itself at last: what is put into it changes its time.
-            parent, _, name = tree.root.rpartition("/")
+            parent, _, name = root.rpartition("/")
             await _upload(sandbox, parent or "/", iter([_header(tree.entries[0], name), _END]))
         return await sandbox.snapshot(SnapshotRequest())
 

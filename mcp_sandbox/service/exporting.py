@@ -19,6 +19,7 @@ from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import WORKSPACE, Workspace
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId
 from mcp_sandbox.service.archives import ArchiveSpool
+from mcp_sandbox.service.contents import HOME
 from mcp_sandbox.service.partial import chosen_paths
 from mcp_sandbox.service.passing import PassingSandbox
 from mcp_sandbox.service.paths import display
@@ -31,7 +32,6 @@ from mcp_sandbox.store.snapshots import StoredSnapshot
 
 __all__ = ["Exported", "Imported", "export_snapshot", "import_snapshot", "verify_file", "verify_snapshot"]
 
-HOME: Final = "/root"
 _SPECIAL_BITS: Final = 0o6000
 _MOST_CHANGES: Final = 20_000
 _NOT_COMPARED: Final = "/ (what it started from is not here: of what is elsewhere, nothing is carried or compared)"
@@ -150,8 +150,9 @@ async def _write(
 
 
 async def _tree(writer: ArchiveWriter, source: Sandbox, root: str) -> tuple[Tree, list[str]]:
+    place = source.capabilities.home if root == HOME else root
     try:
-        info = await source.stat(StatRequest(path=root, follow=False))
+        info = await source.stat(StatRequest(path=place, follow=False))
     except (FileNotFoundError, NotADirectoryError):
         info = None
     if info is None or info.kind is not FileKind.DIRECTORY:
@@ -160,7 +161,7 @@ async def _tree(writer: ArchiveWriter, source: Sandbox, root: str) -> tuple[Tree
         )
     spool = ArchiveSpool()
     try:
-        held = await spool.hold(await source.download(DownloadRequest(path=root)))
+        held = await spool.hold(await source.download(DownloadRequest(path=place)))
         held.file.seek(0)
         owners = source.capabilities.owners
         return await to_thread.run_sync(lambda: _packed(writer, root, info, held.file, owners=owners))

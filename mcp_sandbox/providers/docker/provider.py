@@ -216,4 +216,5 @@ class DockerProvider(Provider):
     async def collect(
         self, remembered: Remembered, *, kept_s: float, now: float, dry_run: bool = False
     ) -> Sequence[Leftover]:
-        return await collect_containers(self._engine, remembered, kept_s=kept_s, now=now, dry_run=dry_run)
+        gone = await collect_containers(self._engine, remembered, kept_s=kept_s, now=now, dry_run=dry_run)
+        return [*gone, *await self._snapshots.collect(remembered, kept_s=kept_s, now=now, dry_run=dry_run)]

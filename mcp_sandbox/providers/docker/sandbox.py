@@ -36,7 +36,7 @@ from mcp_sandbox.core.provider import Forked, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_ports, guest_trees
-from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
+from mcp_sandbox.engines.carrier import GuestRestarting, gone, protocol_failure
 from mcp_sandbox.engines.docker_container import ImageFacts
 from mcp_sandbox.engines.docker_engine import DockerEngine, timestamp
 from mcp_sandbox.engines.docker_snapshots import DockerSnapshots
@@ -69,7 +69,7 @@ class DockerSandbox(Sandbox):
         self._opened = opened
         self._engine = engine
         self._snapshots = snapshots
-        self._capabilities = capabilities
+        self._capabilities = replace(capabilities, home=state.home)
         self._state = state
         self._stamp = (0, 0)
         self._carrier: StreamCarrier | None = None
@@ -123,7 +123,7 @@ class DockerSandbox(Sandbox):
     def _take(self, carrier: StreamCarrier, stamp: tuple[int, int]) -> None:
         self._carrier, self._stamp = carrier, stamp
 
-    async def _with(self, use: Callable[[GuestCarrier], Awaitable[_Value]]) -> _Value:
+    async def _with(self, use: Callable[[StreamCarrier], Awaitable[_Value]]) -> _Value:
         """Carry out a request, again if the connection ended before it was sent."""
         for _ in range(ATTEMPTS):
             try:
@@ -176,7 +176,7 @@ class DockerSandbox(Sandbox):
                 fix="Ask for files only, or use a provider that holds memory",
             )  # fmt: skip
         async with self._held():
-            taken = await self._snapshots.take(self._state, await self.connect())
+            taken = await self._with(lambda carrier: self._snapshots.take(self._state, carrier))
         return NativeContent(
             provider=NAME, ref=taken.ref, holds=self._capabilities.snapshot_holds, size_bytes=taken.size_bytes,
             paused_s=taken.paused_s, method="committed as a layer of an image, while commands stood still",
@@ -207,7 +207,7 @@ class DockerSandbox(Sandbox):
         for spec in specs:
             require_enforceable(NAME, self._capabilities, spec)
         async with self._held():
-            taken = await self._snapshots.take(self._state, await self.connect())
+            taken = await self._with(lambda carrier: self._snapshots.take(self._state, carrier))
         made: list[Sandbox] = []
         try:
             image = await self._snapshots.facts(taken.ref)
