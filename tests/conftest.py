@@ -3,13 +3,18 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
+from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.providers.local import LocalProvider
+from mcp_sandbox.store.directories import open_state
+from mcp_sandbox.testing.driving import new_spec
 from tests.containers.base_image import why_no_base
 from tests.containers.engines import Dockerd, Podman
 
@@ -64,6 +69,43 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="mcp-sandbox-test-", dir=place))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def built_base(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """What every sandbox of the embedded engine stands on, built once for all tests; `None` where it does not work.
+
+    Building takes seconds, and it is never changed: a state directory that holds it already is like that of a second
+    start. `warm_state` puts it into one.
+    """
+    root = tmp_path_factory.mktemp("base")
+
+    async def build() -> Path:
+        async with LocalProvider(root) as provider:
+            spec = new_spec(provider.capabilities)
+            await (await provider.create(spec)).aclose()
+            await provider.destroy(spec.id)
+        return next((root / "base").iterdir())
+
+    try:
+        return anyio.run(build)
+    except SandboxError:
+        return None
+
+
+@pytest.fixture
+def warm_state(built_base: Path | None) -> Callable[[Path], Path]:
+    """Return what makes a state directory in which the embedded engine need not build its base first."""
+
+    def make(home: Path) -> Path:
+        state = open_state({"MCP_SANDBOX_HOME": str(home)})
+        if built_base is not None:
+            bases = state.provider("local") / "base"
+            bases.mkdir(mode=0o700, exist_ok=True)
+            (bases / built_base.name).symlink_to(built_base)
+        return home
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ if sys.platform != "linux":
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, warm_state: Callable[[Path], Path]) -> Path:
     """An empty state directory."""
-    return tmp_path / "state"
+    return warm_state(tmp_path / "state")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What changed between snapshots, a sandbox and its start, named as users name them."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,10 @@ __all__: list[str] = []
 
 
 @pytest.fixture(params=["memory", "local"])
-async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Server]:
+async def server(
+    request: pytest.FixtureRequest, tmp_path: Path, warm_state: Callable[[Path], Path]
+) -> AsyncGenerator[Server]:
+    warm_state(tmp_path / "state")
     async with working_server(World.make(tmp_path, request.param)) as opened:
         yield opened
 

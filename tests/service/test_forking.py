@@ -1,6 +1,6 @@
 """Forks: new sandboxes from a live one, all or none, without a snapshot that anybody sees."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ __all__: list[str] = []
 
 
 @pytest.fixture(params=["memory", "local"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def world(request: pytest.FixtureRequest, tmp_path: Path, warm_state: Callable[[Path], Path]) -> World:
+    warm_state(tmp_path / "state")
     return World.make(tmp_path, request.param)
 
 

@@ -1,6 +1,6 @@
 """Putting back some paths of a snapshot: what comes back, what is left alone, and what a failure leaves."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import anyio
@@ -31,7 +31,8 @@ __all__: list[str] = []
 
 
 @pytest.fixture(params=["memory", "local"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def world(request: pytest.FixtureRequest, tmp_path: Path, warm_state: Callable[[Path], Path]) -> World:
+    warm_state(tmp_path / "state")
     return World.make(tmp_path, request.param)
 
 

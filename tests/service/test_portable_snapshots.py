@@ -1,7 +1,7 @@
 """Snapshots as files: whole, reproducible, checked before they are believed, good on every provider."""
 
 import gc
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,8 @@ find . /root -depth -exec touch -h -d '2001-02-03 04:05:06.123456789' {} +
 
 
 @pytest.fixture(params=["memory", "local"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def world(request: pytest.FixtureRequest, tmp_path: Path, warm_state: Callable[[Path], Path]) -> World:
+    warm_state(tmp_path / "state")
     return World.make(tmp_path, request.param)
 
 

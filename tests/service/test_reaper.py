@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +28,9 @@ MONTH = 30 * DAY_S
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> World:
+async def world(tmp_path: Path, warm_state: Callable[[Path], Path]) -> World:
     """The embedded engine, where it works."""
+    warm_state(tmp_path / "state")
     world = World.make(tmp_path, "local")
     async with world.server() as server:
         try:

@@ -1,6 +1,6 @@
 """Snapshots of sandboxes: whole and partial restores that can be undone, lineage, deletion."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import anyio
@@ -32,7 +32,8 @@ __all__: list[str] = []
 
 
 @pytest.fixture(params=["memory", "local"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def world(request: pytest.FixtureRequest, tmp_path: Path, warm_state: Callable[[Path], Path]) -> World:
+    warm_state(tmp_path / "state")
     return World.make(tmp_path, request.param)
 
 
