@@ -93,7 +93,11 @@ def sync_directory(path: Path) -> None:
 
 def sweep_unfinished(directory: Path) -> None:
     """Remove files that a killed writer left in a directory; those of a live one stay."""
-    for entry in directory.glob(f"{UNFINISHED}*"):
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 (before every change of a record)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in [directory / name for name in names if name.startswith(UNFINISHED)]:
         with suppress(OSError):
             descriptor = os.open(entry, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

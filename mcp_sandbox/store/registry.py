@@ -215,6 +215,7 @@ class Registry:
         async with self._locked():
             record = replace(self.get(sandbox_id), **changes)
             path = self._directory / sandbox_id / _RECORD
+            sweep_unfinished(path.parent)
             write_atomically(path, encode({**decode(path.read_bytes()), **record.to_json()}), durable=False)
         self._settle(path)
         return record

@@ -21,7 +21,7 @@ from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
 from mcp_sandbox.testing.driving import new_id
 from tests.interaction.wire_client import WireClient, processes_below, wait_until_gone
 
-ROUNDS = 12
+ROUNDS = 5
 ASKED = int(os.environ.get("MCP_SANDBOX_CRASH_ROUNDS", "0"))
 """How many rounds of the second test; without it, as many as fit into `WHOLE_S`."""
 WHOLE_S = 25.0
