@@ -45,6 +45,11 @@ class Cgroup:
             return ["cgroup", next(iter(self.groups.values()))]
         return [word for group in self.groups.values() for word in ("tasks", group / "tasks")]
 
+    @property
+    def paths(self) -> Sequence[Path]:
+        """Its directories, each once."""
+        return [*dict.fromkeys(self.groups.values())]
+
     def counters(self) -> CgroupCounters:
         """Read the counters. Some system calls."""
         memory, pids = self.groups.get("memory"), self.groups.get("pids")
@@ -62,7 +67,7 @@ class Cgroup:
     def remove(self) -> bool:
         """Remove the group; return whether it is gone. The kernel refuses while it has processes."""
         gone = True
-        for group in {*self.groups.values()}:
+        for group in self.paths:
             try:
                 group.rmdir()
             except FileNotFoundError:
@@ -88,6 +93,10 @@ class Cgroups:
         self._ready = False
         self._lock = asyncio.Lock()
         self._made: dict[str, Cgroup] = {}
+        self._of_others: dict[str, Cgroup] = {}
+        """Of sandboxes that another server started and this one uses: theirs to remove, unless we destroy them."""
+        self._busy: list[Cgroup] = []
+        """Of sandboxes that are gone, where the kernel still had processes when they were to be removed."""
 
     async def make(self, sandbox: str, limits: Limits) -> Cgroup:
         """Make the group of a sandbox that has no process, with its limits.
@@ -102,7 +111,7 @@ class Cgroups:
         group = self._group(sandbox, limits)
         group.remove()  # counters start anew; one that is still busy is taken as it is
         try:
-            for directory in {*group.groups.values()}:
+            for directory in group.paths:
                 directory.mkdir(parents=True, exist_ok=True)
                 if group.version == 2:  # a server that ended may have removed what was divided, which all share
                     self._divide(directory.parent)
@@ -126,15 +135,26 @@ class Cgroups:
             each = {name: group_of(kernel, name) for name in CONTROLLERS}
             ours = {name: group for name, group in each.items() if group is not None and group.parent.name == OURS}
             found = Cgroup(version=1, groups=ours) if ours else None
-        if found is not None:  # under the name that it has now: a sandbox may have been started before it was asked for
-            self._made = {name: group for name, group in self._made.items() if group.groups != found.groups}
-            self._made[sandbox] = found
+        if found is None:
+            return None
+        mine = next((name for name, group in self._made.items() if set(found.paths) & set(group.paths)), None)
+        if mine is None:
+            self._of_others[sandbox] = found
+        else:  # under the name that it has now: a sandbox may have been started before it was asked for
+            self._made[sandbox] = self._made.pop(mine)
         return found
 
+    def forget(self, sandbox: str) -> None:
+        """Forget a sandbox that this server does not use any more; who made its group removes it."""
+        self._of_others.pop(sandbox, None)
+
     def remove(self, sandbox: str) -> None:
-        """Remove the group of a sandbox whose processes are dead. Idempotent."""
-        if (group := self._made.pop(sandbox, None)) is not None:
-            group.remove()
+        """Remove the group of a sandbox whose processes are dead, whoever made it. Idempotent.
+
+        Where the kernel is not through with them yet, it is tried again with the next one, and at the end.
+        """
+        gone = [group for known in (self._made, self._of_others) if (group := known.pop(sandbox, None)) is not None]
+        self._busy = [group for group in (*self._busy, *gone) if not group.remove()]
 
     def sweep(self) -> None:
         """Remove what servers that were killed left behind: groups without processes."""
@@ -147,9 +167,10 @@ class Cgroups:
 
     async def aclose(self) -> None:
         """Remove what this server made, where the processes are gone within a moment."""
+        left = [*self._made.values(), *self._busy]
         for attempt in range(20):
-            self._made = {name: group for name, group in self._made.items() if not group.remove()}
-            if not self._made:
+            left = [group for group in left if not group.remove()]
+            if not left:
                 break
             await asyncio.sleep(0.005 * (attempt + 1))
         if self._ready:

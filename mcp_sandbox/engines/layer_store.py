@@ -184,6 +184,7 @@ class LayerStore:
                 overlayfs takes the mode, owner and time of its root from the layer that is written.
         """
         name = secrets.token_hex(6)
+        (self.root / "layers" / name).mkdir()
         for volume in VOLUMES:
             path = self.root / "layers" / name / volume
             self._make_volume_directory(path)
@@ -196,8 +197,8 @@ class LayerStore:
         return name
 
     def _make_volume_directory(self, path: Path) -> None:
-        path.mkdir(parents=True)
-        path.chmod(_FRESH_MODE)
+        path.mkdir()
+        path.chmod(_FRESH_MODE)  # whatever the umask is
         if self._identity.is_range:
             os.chown(path, self._identity.start, self._identity.gid)
 
@@ -223,11 +224,11 @@ class LayerStore:
         directory = self.directory(sandbox)
         for old in directory.glob("work-*"):
             self.discard(old)
-        work = directory / f"work-{secrets.token_hex(4)}"
-        made: dict[str, str] = {}
-        for volume in (*VOLUMES, "spool"):
-            self._make_volume_directory(work / volume)
-            made[volume] = str((work / volume).relative_to(self.root))
+        work = f"sandboxes/{sandbox}/work-{secrets.token_hex(4)}"
+        (self.root / work).mkdir()
+        made = {volume: f"{work}/{volume}" for volume in (*VOLUMES, "spool")}
+        for path in made.values():
+            self._make_volume_directory(self.root / path)
         return made
 
     def lowers(self, state: EngineState, volume: str) -> list[str]:

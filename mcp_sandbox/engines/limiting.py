@@ -172,6 +172,7 @@ class Limiting:
         if limits.users == 0 and self._current.get(sandbox) is limits:
             del self._current[sandbox]
             self._watch.remove(sandbox)
+            self._cgroups.forget(sandbox)
 
     def release(self, sandbox: SandboxId) -> None:
         """Give back what limited a sandbox that is being destroyed; its processes are dead."""

@@ -19,6 +19,8 @@ __all__ = ["Lingering", "LocalExecution"]
 
 READ_BYTES: Final = 65536
 LINGERING_MAX: Final = 128
+WITHOUT_PAUSE_MAX: Final = 4
+"""Events in a row that others let pass: a command that never pauses must not keep the loop from everybody else."""
 
 
 class Lingering:
@@ -53,7 +55,7 @@ class LocalExecution(GuestExecution):
         self._pipes: dict[int, StreamName] = {}
         self._watched: set[int] = set()
         self._stdin = -1
-        self._sequence = 0
+        self._sequence = self._without_pause = 0
         self._last: deque[OutputChunk] = deque()
         """What comes before the end. Taken out of the pipes at once: a child could read it away, and we would wait."""
 
@@ -91,7 +93,10 @@ class LocalExecution(GuestExecution):
 
     async def receive(self) -> ExecEvent:
         """Return the next event."""
-        await anyio.lowlevel.checkpoint()  # a command that never pauses must not keep the loop from everybody else
+        self._without_pause += 1
+        if self._without_pause > WITHOUT_PAUSE_MAX:
+            self._without_pause = 0
+            await anyio.lowlevel.checkpoint()
         while True:
             self._wake.clear()
             if self._last:
@@ -107,6 +112,7 @@ class LocalExecution(GuestExecution):
             if not self._pipes and self._told:
                 raise anyio.EndOfStream
             self._watch()
+            self._without_pause = 0
             try:
                 await self._wake.wait()
             finally:

@@ -3,15 +3,18 @@
 A spare lies among the sandboxes under a name of its own. It becomes one by a rename of its directory, in one step.
 """
 
+import contextlib
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from mcp_sandbox.core.errors import SandboxError, StateError
+from mcp_sandbox.core.errors import ProviderError, SandboxError, StateError
 from mcp_sandbox.core.sandbox import SandboxId
+from mcp_sandbox.engines.init_process import wait_dead
 from mcp_sandbox.engines.layer_store import SPARE, EngineState
 from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.hostfs.atomic import alocked
@@ -82,13 +85,13 @@ class Spares:
                 await self._quiet()
                 if self._closed:
                     return
-                spare = replace(
-                    like, id=f"{SPARE}{secrets.token_hex(8)}", top=self._engine.store.new_layer(), env={}, labels={}
-                )
+                top = self._engine.store.new_layer(like.layers)
+                spare = replace(like, id=f"{SPARE}{secrets.token_hex(8)}", top=top, env={}, labels={})
                 self._engine.store.add(spare)
                 try:
                     self._spares.append((spare, await self._engine.start(spare)))
                 except BaseException:
+                    self._engine.limiting.release(SandboxId(spare.id))
                     self._engine.store.discard(self._engine.store.directory(SandboxId(spare.id)))
                     raise
         except (SandboxError, OSError) as error:  # whoever asks for the next sandbox is told why there is none
@@ -104,9 +107,24 @@ class Spares:
             asked = self._asked
             await anyio.sleep(QUIET_S)
 
+    async def drop(self, layers: Sequence[str]) -> None:
+        """End those that stand on a snapshot's layers, which is being deleted."""
+        if not layers:
+            return
+        if self._before is not None and self._before.layers == tuple(layers):
+            self._before = None
+        for spare, carrier in [each for each in self._spares if each[0].layers == tuple(layers)]:
+            self._spares.remove((spare, carrier))
+            await self._discard(spare, carrier)
+
     async def _discard(self, spare: EngineState, carrier: LocalCarrier) -> None:
+        sandbox = SandboxId(spare.id)
+        directory = self._engine.store.directory(sandbox)
         await carrier.aclose()
-        self._engine.store.discard(self._engine.store.directory(SandboxId(spare.id)))
+        with contextlib.suppress(ProviderError):  # one that does not end keeps its group, until somebody sweeps
+            await wait_dead(directory)
+        self._engine.limiting.release(sandbox)
+        self._engine.store.discard(directory)
 
     async def aclose(self) -> None:
         """End them, and start no more. Idempotent."""

@@ -16,6 +16,7 @@ from guest_world import namespaces_work
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotRequest
 from mcp_sandbox.engines.cgroup_places import Kernel, find_places
+from mcp_sandbox.engines.cgroups import Cgroups
 from mcp_sandbox.engines.identity import choose_identity
 from mcp_sandbox.engines.launcher import Launcher, tokens
 from mcp_sandbox.engines.plan import NAMESPACES
@@ -119,6 +120,40 @@ async def test_what_a_killed_server_left_is_swept_but_not_what_is_young(
     finally:
         for path in groups_of(old) + groups_of(young):
             path.rmdir()
+
+
+async def test_the_group_of_a_sandbox_that_another_server_started_is_theirs(
+    state_directory: Path, memory_is_limited: None
+) -> None:
+    spec = SandboxSpec(id=new_id(), limits=MEMORY)
+    async with LocalProvider(state_directory) as theirs, await theirs.create(spec):
+        async with LocalProvider(state_directory) as ours, await ours.attach(spec.id) as sandbox:
+            hog = await run(sandbox, "dd", "if=/dev/zero", "of=/dev/null", "bs=1000000000", "count=1")
+            assert hog.result.termination == "oom", "we read its counters"
+        assert groups_of(spec.id)
+        async with LocalProvider(state_directory) as ours:
+            async with await ours.attach(spec.id):
+                pass
+            async with await ours.attach(spec.id):
+                await ours.destroy(spec.id)
+        assert groups_of(spec.id) == [], "who destroys the sandbox removes it"
+
+
+async def test_a_group_that_is_still_busy_is_removed_later(memory_is_limited: None) -> None:
+    """The kernel may still have a process when its end was told already."""
+    cgroups = Cgroups(Kernel.here(), os.getpid())
+    busy, other = (f"sb_test{secrets.token_hex(4)}" for _ in range(2))
+    group = await cgroups.make(busy, MEMORY)
+    async with await anyio.open_process(["sleep", "60"]) as process:
+        (group.groups["memory"] / "cgroup.procs").write_text(str(process.pid))
+        cgroups.remove(busy)
+        assert groups_of(busy)
+        process.kill()
+        await process.wait()
+    await cgroups.make(other, MEMORY)
+    cgroups.remove(other)
+    assert groups_of(busy) == groups_of(other) == []
+    await cgroups.aclose()
 
 
 async def test_inside_nothing_of_the_group_can_be_seen(state_directory: Path, memory_is_limited: None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interaction.wire_client import WireClient, processes_below, wait_until_gone
+from tests.interaction.wire_client import WireClient, mounts_of, processes_below, wait_until_gone
 
 
 def _busy(server: WireClient) -> dict[int, str]:
@@ -23,13 +23,13 @@ def _busy(server: WireClient) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_b074_a_signal_leaves_no_process_and_no_mount(server: WireClient, number: signal.Signals) -> None:
-    mounts = Path("/proc/self/mountinfo").read_text("utf-8")
+def test_b074_a_signal_leaves_no_process_and_no_mount(server: WireClient, home: Path, number: signal.Signals) -> None:
+    mounts = mounts_of(home)
     left = _busy(server)
     server.process.send_signal(number)
     assert server.process.wait(5) == (-number if number is signal.SIGKILL else 0)
     assert not wait_until_gone(left, 5)
-    assert Path("/proc/self/mountinfo").read_text("utf-8") == mounts
+    assert mounts_of(home) == mounts
 
 
 def test_b074_m19_the_end_of_input_leaves_nothing(server: WireClient) -> None:

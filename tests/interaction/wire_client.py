@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["MODERN", "Reply", "WireClient", "processes_below", "starting", "wait_until_gone"]
+__all__ = ["MODERN", "Reply", "WireClient", "mounts_of", "processes_below", "starting", "wait_until_gone"]
 
 MODERN = "2026-07-28"
 ANSWER_S = 60.0
@@ -190,6 +190,16 @@ _INFO = {"name": "wire", "version": "1"}
 def _coverage_of_imports() -> dict[str, str]:
     """Let an interpreter that found the package by PYTHONPATH find it again."""
     return {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
+
+
+def mounts_of(home: Path) -> list[str]:
+    """Return what is mounted below a state directory or over `/usr`; on the rest of the machine others may mount."""
+    found: list[str] = []
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
+        point = Path(line.split()[4])
+        if point == Path("/usr") or point.is_relative_to(home):
+            found.append(line)
+    return found
 
 
 def processes_below(root: int) -> dict[int, str]:

@@ -13,6 +13,7 @@ from mcp_sandbox.core.errors import StateError
 from mcp_sandbox.core.exec import Termination
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import SnapshotRequest
+from mcp_sandbox.engines.cgroup_places import Kernel, find_places
 from mcp_sandbox.engines.identity import choose_identity
 from mcp_sandbox.engines.init_process import init_lives, kill_init, wait_dead
 from mcp_sandbox.engines.layer_store import LayerStore
@@ -136,3 +137,40 @@ async def test_the_limits_of_a_spare_are_watched_like_those_of_others(provider: 
         async with await provider.create(_spec(limits=few)) as sandbox:
             causes.append((await run(sandbox, "sh", "-c", crowd)).result.termination)
     assert causes == [Termination.PIDS] * 3
+
+
+async def test_many_sandboxes_from_one_snapshot_are_started_ahead_too(provider: LocalProvider, tmp_path: Path) -> None:
+    others = await _started_ahead(tmp_path)
+    async with await provider.create(_spec()) as sandbox:
+        await put(sandbox, "/workspace/file", b"kept")
+        content = await sandbox.snapshot(SnapshotRequest())
+    for _ in range(2):
+        await (await provider.restore(content, _spec())).aclose()
+    ahead = await _started_ahead(tmp_path, besides=others)
+    inits = {(path / "init.json").read_text() for path in ahead}
+    spec = _spec()
+    async with await provider.restore(content, spec) as sandbox:
+        assert (tmp_path / "state/sandboxes" / spec.id / "init.json").read_text() in inits
+        assert await read_file(sandbox, "/workspace/file") == b"kept"
+    await _started_ahead(tmp_path)
+    await provider.discard(content)
+    assert _spares(tmp_path) == [], "they would keep what is to be deleted"
+
+
+async def test_a_spare_that_nobody_wants_any_more_leaves_no_control_group(tmp_path: Path) -> None:
+    places = find_places(Kernel.here())
+    if "memory" not in places.parents:
+        pytest.skip(places.missing["memory"].why)
+    limits = Limits(memory_bytes=1 << 28)
+    async with LocalProvider(tmp_path / "state") as provider:
+        for _ in range(2):
+            await (await provider.create(_spec(limits=limits))).aclose()
+        spares = await _started_ahead(tmp_path)
+        groups = [places.parents["memory"] / "mcp-sandbox" / path.name for path in spares]
+        assert all(group.is_dir() for group in groups)
+        for _ in range(2):
+            await (await provider.create(_spec())).aclose()
+        with anyio.fail_after(10):
+            while any(path.exists() for path in spares):
+                await anyio.sleep(0.01)
+        assert not any(group.exists() for group in groups)

@@ -94,10 +94,13 @@ class LocalProvider(Provider):
 
     async def _create_blank(self, spec: SandboxSpec) -> LocalSandbox:
         with explained(self._root):
-            start = await self._blank(spec)
-            state = new_state(spec, start)
-            ready = await self._engine.spares.take(state)
-            sandbox = await self._new(spec, start) if ready is None else self._handed_out(*ready)
+            return await self._ready(spec, await self._blank(spec))
+
+    async def _ready(self, spec: SandboxSpec, start: StoredSnapshot) -> LocalSandbox:
+        """Return a sandbox that was started ahead, or a new one."""
+        state = new_state(spec, start)
+        ready = await self._engine.spares.take(state)
+        sandbox = await self._new(spec, start) if ready is None else self._handed_out(*ready)
         if KEEPER not in spec.labels:  # whoever keeps some ready needs no others
             self._engine.spares.refill(state)
         return sandbox
@@ -155,7 +158,7 @@ class LocalProvider(Provider):
         await self._selftest.require()
         with explained(self._root):
             async with alocked(self._engine.store.structure_lock(), shared=True):
-                return await self._new(spec, self._engine.store.load_snapshot(content.ref))
+                return await self._ready(spec, self._engine.store.load_snapshot(content.ref))
 
     async def measure(self, content: NativeContent) -> int | None:
         if content.size_bytes is not None:
@@ -169,6 +172,8 @@ class LocalProvider(Provider):
 
     async def discard(self, content: NativeContent) -> None:
         async with alocked(self._engine.store.structure_lock(), shared=True):
+            with contextlib.suppress(NotFoundError, StateError):
+                await self._engine.spares.drop(self._engine.store.load_snapshot(content.ref).layers)
             self._engine.store.remove_snapshot(content.ref)
         self._engine.sweep()
 

@@ -118,6 +118,12 @@ class LocalSandbox(Sandbox):
                 raise gone()
             return self._limited(self._carrier)
 
+    async def start(self) -> None:
+        """Start the init of a sandbox that was made just now."""
+        with explained(self._engine.store.root):
+            async with alocked(self._engine.store.lock(self.id)):
+                self._carrier = self._limited(await self._engine.start(self._state))
+
     def _limited(self, carrier: LocalCarrier) -> LocalCarrier:
         """Have the limits watched and their part in a command's end told."""
         if self._limits is None:
@@ -305,7 +311,7 @@ async def open_new(
     engine.store.add(state)
     sandbox = LocalSandbox(engine, capabilities, state, opened)
     try:
-        await sandbox.connect()
+        await sandbox.start()
     except BaseException:
         await sandbox.aclose()
         engine.store.discard(engine.store.directory(spec.id))
