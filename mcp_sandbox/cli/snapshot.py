@@ -52,7 +52,8 @@ def _list_options(reader: argparse.ArgumentParser) -> None:
 
 
 async def _list(sandboxes: SandboxService, options: argparse.Namespace) -> int:
-    branches = await SnapshotService(sandboxes).list(options.sandbox)
+    snapshots = SnapshotService(sandboxes)
+    branches = await snapshots.measured(await snapshots.list(options.sandbox))
     if options.json:
         print_json([_facts(branch) for branch in branches])
     elif not branches:

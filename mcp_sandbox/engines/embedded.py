@@ -8,6 +8,7 @@ import platform
 import resource
 import socket
 import sys
+import time
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -42,6 +43,9 @@ __all__ = ["EmbeddedEngine"]
 BACKLOG_S: Final = 10.0
 SWEEP_SOON_S: Final = 0.2
 """Behind the answer: a sweep reads the state of everything, and one serves all that came meanwhile."""
+SWEEP_LATE_S: Final = 30.0
+SWEEP_SHARE: Final = 10
+"""How many times as long as the last sweep took there is none, for whoever changes things all the time."""
 
 
 class EmbeddedEngine:
@@ -246,15 +250,18 @@ class EmbeddedEngine:
 
     async def _sweep(self) -> None:
         try:
+            took_s = 0.0
             while not self._swept:
-                with anyio.move_on_after(SWEEP_SOON_S):
+                with anyio.move_on_after(max(SWEEP_SOON_S, min(SWEEP_SHARE * took_s, SWEEP_LATE_S))):
                     await self._ending.wait()
                 self._swept = True
+                began = time.monotonic()
                 await squash(self.store, self.launcher, self.marks)
                 with contextlib.suppress(CapacityError):  # somebody takes layers into use all the time
                     for path in await asyncio.to_thread(self.store.collect, self.bases.built or ""):
                         with contextlib.suppress(ProviderError):
                             await self.launcher.run("remove", path)
+                took_s = time.monotonic() - began
         finally:
             self._sweeping = False
 

@@ -27,6 +27,7 @@ from mcp_sandbox.core.sandbox import Limits, SandboxId
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.image_store import named_bases
 from mcp_sandbox.engines.init_process import init_lives
+from mcp_sandbox.engines.known_snapshots import KnownSnapshots
 from mcp_sandbox.hostfs.atomic import locked, write_atomically
 
 __all__ = ["BEING_MADE", "SPARE", "VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "damaged", "destroyed"]
@@ -98,6 +99,7 @@ class LayerStore:
         for name in ("base", "layers", "memory", "sandboxes", "snapshots", "trash"):
             (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
+        self.known = KnownSnapshots(self, root / "snapshots")
 
     # ------------------------------------------------------------------------------------------ sandboxes
 
@@ -264,7 +266,7 @@ class LayerStore:
 
     def snapshots(self) -> list[str]:
         """Return the references of all snapshots."""
-        return [path.stem for path in (self.root / "snapshots").glob("*.json")]
+        return [name[:-5] for name in os.listdir(self.root / "snapshots") if name.endswith(".json")]  # noqa: PTH208
 
     def load_snapshot(self, ref: str) -> StoredSnapshot:
         """Return a snapshot's layers.
@@ -347,8 +349,8 @@ class LayerStore:
                 memory.add(state.memory)
         for ref in self.snapshots():
             with contextlib.suppress(NotFoundError):
-                snapshot = self.load_snapshot(ref)
-                layers |= set(snapshot.layers)
+                snapshot = self.known.get(ref)
+                layers.update(snapshot.layers)
                 bases.add(snapshot.base)
                 memory.add(snapshot.memory)
         return [

@@ -159,7 +159,7 @@ async def destroy(engine: EmbeddedEngine, sandbox: SandboxId) -> bool:
     """End a sandbox and take its files out of use; return whether there was one. Takes its lock."""
     store = engine.store
     try:
-        async with alocked(store.lock(sandbox)):
+        async with alocked(store.lock(sandbox), what="Sandbox"):
             await stop(engine, sandbox)
             engine.limiting.release(sandbox)
             store.discard(store.directory(sandbox))

@@ -39,6 +39,7 @@ class Spares:
         self._spares: list[tuple[EngineState, LocalCarrier]] = []
         self._asked = 0
         self._before: EngineState | None = None
+        self._wanted: EngineState | None = None
         self._filling = False
         self._closed = False
 
@@ -71,35 +72,43 @@ class Spares:
     def refill(self, like: EngineState) -> None:
         """Start more of them behind the answer, if it looks as if more will be asked for."""
         before, self._before = self._before, like
-        if before is None or not _alike(before, like) or self._filling or self._closed:
+        if before is None or not _alike(before, like) or self._closed:
             return
-        self._filling = True
-        self._engine.behind(self._fill(like))
+        self._wanted = like
+        if not self._filling:
+            self._filling = True
+            self._engine.behind(self._fill())
 
-    async def _fill(self, like: EngineState) -> None:
+    async def _fill(self) -> None:
+        """Start what is wanted, which may change meanwhile, and end what is not wanted any more."""
         try:
-            for other in [each for each in self._spares if not _alike(each[0], like)]:
-                self._spares.remove(other)
-                await self._discard(*other)
-            while len(self._spares) < KEPT:
-                await self._quiet()
-                if self._closed:
+            while not self._closed:
+                wanted = self._wanted
+                for other in [each for each in self._spares if wanted is None or not _alike(each[0], wanted)]:
+                    self._spares.remove(other)
+                    await self._discard(*other)
+                if wanted is None or len(self._spares) >= KEPT:
                     return
-                top = self._engine.store.new_layer(like.layers)
-                spare = replace(like, id=f"{SPARE}{secrets.token_hex(8)}", top=top, env={}, labels={})
-                self._engine.store.add(spare)
-                try:
-                    self._spares.append((spare, await self._engine.start(spare)))
-                except BaseException:
-                    self._engine.limiting.release(SandboxId(spare.id))
-                    self._engine.store.discard(self._engine.store.directory(SandboxId(spare.id)))
-                    raise
+                await self._quiet()
+                if wanted is self._wanted and not self._closed:
+                    await self._start(wanted)
         except (SandboxError, OSError) as error:  # whoever asks for the next sandbox is told why there is none
             _LOG.info("no sandbox started ahead: %s", error)
         finally:
             self._filling = False
             if self._closed:
                 await self.aclose()
+
+    async def _start(self, like: EngineState) -> None:
+        top = self._engine.store.new_layer(like.layers)
+        spare = replace(like, id=f"{SPARE}{secrets.token_hex(8)}", top=top, env={}, labels={})
+        self._engine.store.add(spare)
+        try:
+            self._spares.append((spare, await self._engine.start(spare)))
+        except BaseException:
+            self._engine.limiting.release(SandboxId(spare.id))
+            self._engine.store.discard(self._engine.store.directory(SandboxId(spare.id)))
+            raise
 
     async def _quiet(self) -> None:
         asked = None
@@ -109,11 +118,14 @@ class Spares:
 
     async def drop(self, layers: Sequence[str]) -> None:
         """End those that stand on a snapshot's layers, which is being deleted."""
-        if not layers:
+        stack = tuple(layers)
+        if not stack:
             return
-        if self._before is not None and self._before.layers == tuple(layers):
+        if self._before is not None and self._before.layers == stack:
             self._before = None
-        for spare, carrier in [each for each in self._spares if each[0].layers == tuple(layers)]:
+        if self._wanted is not None and self._wanted.layers == stack:
+            self._wanted = None  # one that is being started now ends as soon as it has begun
+        for spare, carrier in [each for each in self._spares if each[0].layers == stack]:
             self._spares.remove((spare, carrier))
             await self._discard(spare, carrier)
 

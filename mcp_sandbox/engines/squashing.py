@@ -66,7 +66,7 @@ def _stacks(store: LayerStore) -> list[_Stack]:
             stacks += [state.layers, state.start]
     for ref in store.snapshots():
         with contextlib.suppress(NotFoundError, StateError):
-            stacks.append(store.load_snapshot(ref).layers)
+            stacks.append(store.known.get(ref).layers)
     return stacks
 
 
@@ -144,7 +144,7 @@ def _holders(store: LayerStore, run: _Stack) -> tuple[list[str], list[SandboxId]
     sandboxes: list[SandboxId] = []
     for ref in store.snapshots():
         with contextlib.suppress(NotFoundError, StateError):
-            refs += [ref] * _has(store.load_snapshot(ref).layers, run)
+            refs += [ref] * _has(store.known.get(ref).layers, run)
     for sandbox in store.sandboxes():
         with contextlib.suppress(NotFoundError, StateError):
             state = store.load(sandbox)

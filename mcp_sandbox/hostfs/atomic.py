@@ -108,10 +108,15 @@ def sweep_unfinished(directory: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, wait_s: float = 30.0) -> Generator[None]:
+def locked(path: Path, *, wait_s: float = 30.0, what: str = "State") -> Generator[None]:
     """Hold an exclusive lock on a file, made if it is missing. Blocks; use it in a thread.
 
     The kernel frees the lock with its holder, also on SIGKILL. Two holders in one process exclude each other too.
+
+    Args:
+        path: The file.
+        wait_s: How long to wait for whoever holds it.
+        what: What it covers, for whoever is told that it is busy.
 
     Raises:
         CapacityError: Somebody held it for `wait_s` seconds, a stopped process for example.
@@ -122,7 +127,7 @@ def locked(path: Path, *, wait_s: float = 30.0) -> Generator[None]:
         deadline, pause = time.monotonic() + wait_s, _FIRST_PAUSE_S
         while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
-                raise _busy(wait_s)
+                raise _busy(what, wait_s)
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
         yield
@@ -131,8 +136,16 @@ def locked(path: Path, *, wait_s: float = 30.0) -> Generator[None]:
 
 
 @asynccontextmanager
-async def alocked(path: Path, *, wait_s: float = 30.0, shared: bool = False) -> AsyncGenerator[None]:
+async def alocked(
+    path: Path, *, wait_s: float = 30.0, shared: bool = False, what: str = "State"
+) -> AsyncGenerator[None]:
     """Hold the same lock as `locked` from a task, without a thread; or `shared` with whoever shares it too.
+
+    Args:
+        path: The file.
+        wait_s: How long to wait for whoever holds it.
+        shared: Whether others may hold it so, too.
+        what: What it covers, for whoever is told that it is busy.
 
     Raises:
         CapacityError: Somebody held it for `wait_s` seconds.
@@ -143,7 +156,7 @@ async def alocked(path: Path, *, wait_s: float = 30.0, shared: bool = False) -> 
         deadline, pause = anyio.current_time() + wait_s, _FIRST_PAUSE_S
         while not _try_lock(descriptor, shared=shared):
             if anyio.current_time() >= deadline:
-                raise _busy(wait_s)
+                raise _busy(what, wait_s)
             await anyio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
         yield
@@ -165,9 +178,9 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _busy(wait_s: float) -> CapacityError:
+def _busy(what: str, wait_s: float) -> CapacityError:
     return CapacityError(
-        "Sandbox busy",
+        f"{what} busy",
         why=f"another process has been changing it for {wait_s:g} s",
         fix="Try again; if it persists, end the mcp-sandbox process that hangs",
     )

@@ -280,7 +280,7 @@ class Connections:
 @asynccontextmanager
 async def _held(registry: Registry, sandbox_id: SandboxId, wait_s: float) -> AsyncGenerator[None]:
     try:
-        async with alocked(registry.lock(sandbox_id), wait_s=wait_s):
+        async with alocked(registry.lock(sandbox_id), wait_s=wait_s, what="Sandbox"):
             yield
     except FileNotFoundError:
         registry.get(sandbox_id)

@@ -84,7 +84,10 @@ class SnapshotService:
                 return Taken(sandbox=live, snapshot=taken)
 
     async def list(self, handle: str | None = None) -> Sequence[Branch]:
-        """Return the snapshots of a sandbox, or without a handle of the whole project, as a forest, oldest first."""
+        """Return the snapshots of a sandbox, or without a handle of the whole project, as a forest, oldest first.
+
+        Some have no size: `measured` counts it.
+        """
         record = await self._sandboxes.find(handle)
         stored = await to_thread.run_sync(lambda: self._store.list(principal=self._principal, project=self._project))
         snapshots = [one.snapshot for one in stored if not handle or (record and one.snapshot.sandbox == record.id)]
@@ -92,18 +95,19 @@ class SnapshotService:
         imported = {one.id for one in stored if one.imported}
         there = await self._sandboxes.parents()
         return [
-            await self._measured(
-                replace(
-                    branch,
-                    imported=branch.snapshot.id in imported,
-                    sandboxes=tuple(there.get(branch.snapshot.id, ())),
-                )
+            replace(
+                branch,
+                imported=branch.snapshot.id in imported,
+                sandboxes=tuple(there.get(branch.snapshot.id, ())),
             )
             for branch in branches
         ]
 
+    async def measured(self, branches: Sequence[Branch]) -> Sequence[Branch]:
+        """Return the same with the sizes that taking them did not wait for."""
+        return [await self._measured(branch) for branch in branches]
+
     async def _measured(self, branch: Branch) -> Branch:
-        """Fill in a size that taking the snapshot did not wait for."""
         native = branch.snapshot.native
         if native.size_bytes is not None or branch.imported:
             return branch

@@ -240,7 +240,7 @@ class Registry:
             sweep_unfinished(directory)
 
     def _locked(self) -> AbstractAsyncContextManager[None]:
-        return alocked(self._directory / _LOCK)
+        return alocked(self._directory / _LOCK, what="List of sandboxes")
 
     async def _add(self, record: SandboxRecord) -> None:
         if not self._swept:

@@ -145,8 +145,8 @@ async def test_b081_a_lock_that_a_stopped_process_holds_is_given_up_with_a_reaso
     child = _python(_HOLD, str(tmp_path / "lock"))
     child.send_signal(signal.SIGSTOP)
     try:
-        with anyio.fail_after(5), pytest.raises(CapacityError, match="another process"):
-            async with alocked(tmp_path / "lock", wait_s=0.05):
+        with anyio.fail_after(5), pytest.raises(CapacityError, match=r"^Box busy: another process"):
+            async with alocked(tmp_path / "lock", wait_s=0.05, what="Box"):
                 pass
     finally:
         _kill(child)

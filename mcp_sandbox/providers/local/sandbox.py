@@ -109,7 +109,7 @@ class LocalSandbox(Sandbox):
                 self._carrier = await self._engine.connect(self.id)
                 if self._carrier is None:
                     try:
-                        async with alocked(self._engine.store.lock(self.id)):
+                        async with alocked(self._engine.store.lock(self.id), what="Sandbox"):
                             self._carrier = await self._engine.connect(self.id) or await self._start()
                     except FileNotFoundError:
                         raise destroyed(self.id) from None
@@ -121,7 +121,7 @@ class LocalSandbox(Sandbox):
     async def start(self) -> None:
         """Start the init of a sandbox that was made just now."""
         with explained(self._engine.store.root):
-            async with alocked(self._engine.store.lock(self.id)):
+            async with alocked(self._engine.store.lock(self.id), what="Sandbox"):
                 self._carrier = self._limited(await self._engine.start(self._state))
 
     def _limited(self, carrier: LocalCarrier) -> LocalCarrier:
@@ -280,7 +280,9 @@ class LocalSandbox(Sandbox):
             if not shared:  # what a file verb meets inside stays as it is
                 stack.enter_context(explained(self._engine.store.root))
             try:
-                await stack.enter_async_context(alocked(self._engine.store.lock(self.id), shared=shared))
+                await stack.enter_async_context(
+                    alocked(self._engine.store.lock(self.id), shared=shared, what="Sandbox")
+                )
             except FileNotFoundError:
                 raise destroyed(self.id) from None
             yield

@@ -40,7 +40,7 @@ async def snapshot_create(call: Call) -> Answer:
 async def snapshot_list(call: Call) -> Answer:
     """List snapshots."""
     branches = await call.services.snapshots.list(call.arguments.get("sandbox", ""))
-    shown = _newest(branches)
+    shown = await call.services.snapshots.measured(_newest(branches))
     if not shown:
         return Answer(
             text=f"No snapshots yet. `{call.prefix}snapshot_create` takes one.",
