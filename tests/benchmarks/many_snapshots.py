@@ -39,7 +39,8 @@ def main(count: int) -> None:
                 print(
                     f"{(part + 1) * count // PARTS:5d}: snapshot {taking.median:.2f} ms ({taking.p95:.2f}), "
                     f"exec before it {running.median:.2f} ms ({running.p95:.2f}), list {listing.median:.0f} ms, "
-                    f"{_depth(home, box)} layers in the sandbox, {_layers(home)} on the disk, {_disk_mib(home):.1f} MiB",
+                    f"{_depth(home, box)} layers in the sandbox, {_layers(home)} on the disk, "
+                    f"{_disk_mib(home):.1f} MiB",
                     flush=True,
                 )
             for name, which in (("first", 0), ("last", -1)):
