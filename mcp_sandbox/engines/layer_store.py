@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp_sandbox.core.errors import NotFoundError, SandboxGoneError, StateError
 from mcp_sandbox.core.sandbox import Limits, SandboxId
@@ -136,7 +136,7 @@ class LayerStore:
             NotFoundError: There is none.
         """
         try:
-            fields = _object((self.directory(sandbox) / "state.json").read_bytes())
+            fields: dict[str, Any] = json.loads((self.directory(sandbox) / "state.json").read_bytes())
             for name in ("layers", "start", "mounted"):
                 fields[name] = tuple(fields.get(name, ()))
             fields["limits"] = Limits(**fields["limits"])
@@ -275,7 +275,7 @@ class LayerStore:
             NotFoundError: It was deleted.
         """
         try:
-            fields = _object((self.root / "snapshots" / f"{Path(ref).name}.json").read_bytes())
+            fields: dict[str, Any] = json.loads((self.root / "snapshots" / f"{Path(ref).name}.json").read_bytes())
             fields["layers"] = tuple(fields["layers"])
             return StoredSnapshot(**fields)
         except FileNotFoundError:
@@ -384,10 +384,6 @@ def _is_settled(path: Path, now: float | None, seconds: float) -> bool:
 
 def _taken(sandbox: str) -> StateError:
     return StateError("Sandbox not created", why=f"there is one with the id {sandbox}", fix="Choose a fresh id")
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    return cast("dict[str, Any]", json.loads(text))
 
 
 def damaged(what: str, error: Exception) -> StateError:
