@@ -22,6 +22,10 @@ class ExecutionStream(ByteStream):
         """The first that it wrote to its standard error."""
         return self._errors.decode("utf-8", "replace").strip()
 
+    async def wait(self) -> int | None:
+        """Wait until the command itself has ended; return its status."""
+        return (await self._execution.wait()).exit_code
+
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Return what it wrote.
 

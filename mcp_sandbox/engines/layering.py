@@ -175,5 +175,13 @@ async def restore_layers(engine: EmbeddedEngine, sandbox: SandboxId, ref: str, e
         snapshot = store.load_snapshot(ref)
         await end(engine, sandbox)
         state = store.load(sandbox)
-        store.save(replace(state, base=snapshot.base, layers=snapshot.layers, top=store.new_layer(snapshot.layers)))
+        store.save(
+            replace(
+                state,
+                base=snapshot.base,
+                layers=snapshot.layers,
+                top=store.new_layer(snapshot.layers),
+                memory=snapshot.memory,
+            )
+        )
     engine.sweep()

@@ -68,7 +68,7 @@ def _is_small(layer: Path) -> bool:
 async def _quiesce(engine: RunscEngine, outer: LocalCarrier) -> bool:
     """End the agent inside if nothing runs; peers are told to connect again. Returns whether nothing writes now."""
     try:
-        inner = await engine.reach(outer)
+        inner = (await engine.reach(outer)).carrier
     except SandboxGoneError:
         return True
     try:
@@ -88,7 +88,7 @@ async def stop_softly(engine: RunscEngine, sandbox: SandboxId) -> None:
     if outer is not None:
         try:
             with contextlib.suppress(GuestRestarting, SandboxGoneError, TimeoutError), anyio.fail_after(FAREWELL_S):
-                inner = await engine.reach(outer)
+                inner = (await engine.reach(outer)).carrier
                 try:
                     await inner.request(Type.SHUTDOWN, struct.pack("<I", GoingReason.RESTART))
                 finally:

@@ -7,12 +7,13 @@ passes descriptors, stops and ends everything. The inner one is init of the sand
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -23,22 +24,32 @@ from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.execution_stream import ExecutionStream
 from mcp_sandbox.engines.layer_store import EngineState
+from mcp_sandbox.engines.layering import Captured
 from mcp_sandbox.engines.limiting import Prepared
 from mcp_sandbox.engines.local_carrier import LocalCarrier
+from mcp_sandbox.engines.parking_stream import ParkingStream
 from mcp_sandbox.engines.plan import ENVIRONMENT, Volume
 from mcp_sandbox.engines.runsc import Runsc
-from mcp_sandbox.engines.runsc_plan import AGENT, CONTAINER, SAVED, Places, command, description, runsc_plan
+from mcp_sandbox.engines.runsc_plan import AGENT, CONTAINER, FACTS, SAVED, Places, command, description, runsc_plan
+from mcp_sandbox.engines.runsc_spool import supply_spool_files
 from mcp_sandbox.engines.seccomp import build_answers
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.guest.binary import guest_binary
 
-__all__ = ["RunscEngine"]
+__all__ = ["Inside", "RunscEngine"]
 
 START_S: Final = 30.0
 _ENVIRONMENT: Final = ("PATH=/", "HOME=/tmp", "TMPDIR=/tmp")
 _NO_ATTRIBUTES: Final = ("fgetxattr", "flistxattr", "fsetxattr", "fremovexattr")
 """gVisor asks for those of links by descriptors that cannot have any, and passes on the strange answer."""
 _ONE_ID: Final = ("chown", "fchown", "lchown", "fchownat")
+
+
+class Inside(NamedTuple):
+    """A connection to the agent inside."""
+
+    carrier: StreamCarrier
+    stream: ParkingStream
 
 
 class RunscEngine(EmbeddedEngine):
@@ -85,6 +96,7 @@ class RunscEngine(EmbeddedEngine):
         if state.memory is not None:  # whatever was written after a start that was cut short is not of that moment
             state = replace(state, top=self.store.new_layer(state.layers))
             self.store.save(state)
+            await anyio.to_thread.run_sync(self._supply_spool, state)
         outer = await super().start(state)
         try:
             if state.memory is None:
@@ -96,6 +108,17 @@ class RunscEngine(EmbeddedEngine):
             await outer.aclose()
             raise
         return outer
+
+    def _supply_spool(self, state: EngineState) -> None:
+        facts = json.loads((self.store.root / "memory" / str(state.memory) / FACTS).read_bytes())
+        supply_spool_files(self.store.directory(SandboxId(state.id)) / "spool", facts["spool"], self.identity)
+
+    def size_bytes(self, captured: Captured) -> int | None:
+        """Return what was added by a capture. Blocks; `None` where counting takes too long."""
+        if captured.layers.memory is None:
+            return None if captured.own else 0
+        image = self.store.root / "memory" / captured.layers.memory
+        return sum(path.stat().st_size for path in image.iterdir()) + self.store.size_bytes(captured.own or "")
 
     async def run(self, outer: LocalCarrier, *arguments: str) -> None:
         """Have runsc do something, and wait until it is done.
@@ -119,22 +142,40 @@ class RunscEngine(EmbeddedEngine):
             fix="Run `mcp-sandbox doctor`; if that finds nothing, report what runsc said",
         )  # fmt: skip
 
-    async def reach(self, outer: LocalCarrier) -> StreamCarrier:
+    async def reach(self, outer: LocalCarrier) -> Inside:
         """Put a bridge into the sandbox; return the connection to the agent inside.
 
         Raises:
             SandboxGoneError: gVisor does not run any more.
         """
-        argv = command("exec", CONTAINER, f"{AGENT}/guest", "bridge", f"{AGENT}/run")
-        execution = await outer.exec(ExecRequest(argv=argv, cwd="/", stdin=True), _ENVIRONMENT)
-        stream = ExecutionStream(execution)
+        stream = ParkingStream(own := await self._enter(outer, "plug", f"{AGENT}/run", "0"))
         try:
-            return await StreamCarrier.open(stream)
+            carrier = await StreamCarrier.open(stream)
+            return Inside(carrier, stream)
         except SandboxGoneError as error:
             raise SandboxGoneError(
-                "The sandbox ended", why=stream.errors.split("\n")[0][:500] or "gVisor let nobody in",
+                "The sandbox ended", why=own.errors.split("\n")[0][:500] or "gVisor let nobody in",
                 fix="Call again: its files are kept and it starts anew",
             ) from error  # fmt: skip
+
+    async def plug(self, outer: LocalCarrier, stream: ParkingStream, name: int) -> None:
+        """Give the bridge that waits under `name` another stream.
+
+        Raises:
+            SandboxGoneError: Nobody waits.
+        """
+        try:
+            own = await self._enter(outer, "plug", f"{AGENT}/run", str(name))
+            if await own.wait() != 0:
+                raise SandboxGoneError("The sandbox ended", why=own.errors[:500], fix="Call again: it starts anew")
+        except BaseException:
+            stream.give_up()
+            raise
+        stream.plug(own)
+
+    async def _enter(self, outer: LocalCarrier, *arguments: str) -> ExecutionStream:
+        argv = command("exec", CONTAINER, f"{AGENT}/guest", *arguments)
+        return ExecutionStream(await outer.exec(ExecRequest(argv=argv, cwd="/", stdin=True), _ENVIRONMENT))
 
 
 def _install_guest(root: Path) -> str:

@@ -21,10 +21,12 @@ from mcp_sandbox.engines.plan import (
     overlay_tokens,
 )
 
-__all__ = ["AGENT", "CONTAINER", "IMAGES", "SAVED", "Places", "command", "description", "runsc_plan"]
+__all__ = ["AGENT", "CONTAINER", "FACTS", "IMAGES", "SAVED", "Places", "command", "description", "runsc_plan"]
 
 AGENT: Final = "/.mcp-sandbox"
 """Where the guest agent is inside the sandbox, and its socket."""
+FACTS: Final = "facts.json"
+"""What we note beside a checkpoint."""
 CONTAINER: Final = "sandbox"
 """What runsc calls it; there is one in each of its roots."""
 IMAGES: Final = "/images"

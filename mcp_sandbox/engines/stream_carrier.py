@@ -4,7 +4,7 @@ import asyncio
 import logging
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
@@ -16,6 +16,7 @@ from mcp_sandbox.engines.carrier import Duplex, GuestRestarting, Reply, Sink, So
 from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
 from mcp_sandbox.engines.kernels import Kernel
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits
+from mcp_sandbox.engines.stream_answers import reply, seen, verdict
 from mcp_sandbox.engines.stream_channels import (
     STDERR,
     STDOUT,
@@ -62,6 +63,8 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         """Of the sandbox, for what the ends of commands have to do with them."""
         self.kernel = Kernel()
         self.watched: SandboxLimits | None = None  # the same, where the host counts too
+        self.on_park: Callable[[], None] = lambda: None
+        """Called when the bridge is to be without a stream for a moment."""
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._number = 0
@@ -111,7 +114,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
 
     async def request(self, kind: Type, payload: bytes) -> Reply:
         """Send a request and wait for its answer."""
-        return _reply(await self._ask(kind, payload, self._next()))
+        return reply(await self._ask(kind, payload, self._next()))
 
     async def open_file(self, path: str, offset: int, length: int | None) -> Source:
         """Open a file and let its bytes come."""
@@ -128,11 +131,11 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
             answer = self._begin(kind, payload, number)
             await inlet.ready()
             if inlet.exhausted:  # nothing at all: the verdict says why
-                _reply(await answer)
+                reply(await answer)
         except BaseException:
             self._abandon(number)
             raise
-        return Source(Reply(b""), WorkerInlet(inlet, lambda: _verdict(answer)))
+        return Source(Reply(b""), WorkerInlet(inlet, lambda: verdict(answer)))
 
     async def sink(self, kind: Type, payload: bytes) -> Sink:
         """Open a file for writing."""
@@ -158,7 +161,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
                 except (anyio.BrokenResourceError, OSError):
                     break  # the worker gave up; its answer says why
             outlet.close()
-            return _reply(await answer)
+            return reply(await answer)
         except BaseException:
             self._abandon(number)
             raise
@@ -276,7 +279,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
     async def _open(self, kind: Type, payload: bytes, number: int) -> Reply:
         """Ask for what has channels; without a good answer they are closed."""
         try:
-            return _reply(await self._ask(kind, payload, number))
+            return reply(await self._ask(kind, payload, number))
         except BaseException:
             self._abandon(number)
             raise
@@ -285,7 +288,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         if self._closed:
             raise GuestRestarting
         answer = self._pending[number] = self._loop.create_future()
-        answer.add_done_callback(_seen)
+        answer.add_done_callback(seen)
         self.send(kind, number, payload)
         return answer
 
@@ -325,6 +328,8 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
                 execution.ended(frame.payload)
                 del self._commands[frame.id]
         elif frame.type == Type.GOING:
+            if frame.number == GoingReason.PARK:
+                self.on_park()
             self._restarting = frame.number == GoingReason.RESTART
         elif frame.type == Type.ACCEPTED:  # nobody here listens yet
             for channel in (TO_GUEST, STDOUT):
@@ -369,7 +374,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         for answer in (*self._pending.values(), self._welcome):
             if not answer.done():
                 answer.set_exception(self._loss())
-                _seen(answer)
+                seen(answer)
         self._pending.clear()
         for outlet in self._outlets.values():
             outlet.finished(0, gone())
@@ -382,19 +387,3 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         self._commands.clear()
         self._more.set()
         self._less.set()
-
-
-async def _verdict(answer: "asyncio.Future[Frame]") -> None:
-    _reply(await asyncio.shield(answer))
-
-
-def _seen(answer: "asyncio.Future[Frame]") -> None:
-    """Mark an error as seen: its caller may have been cancelled."""
-    if not answer.cancelled():
-        answer.exception()
-
-
-def _reply(frame: Frame) -> Reply:
-    if frame.type == Type.ERROR:
-        raise os_error(error_fields(frame.payload)[0])
-    return Reply(frame.payload)

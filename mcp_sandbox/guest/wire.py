@@ -59,6 +59,10 @@ class Type(IntEnum):
     QUIESCE = 19
     SHUTDOWN = 20
     PING = 21
+    GATHER = 22
+    PARK = 23
+    PLUG = 24
+    DETACH = 25
     DATA = 32
     CREDIT = 33
     CLOSE = 34
@@ -95,10 +99,12 @@ class MkdirFlag(IntFlag):
 
 
 class GoingReason(IntEnum):
-    """Why the agent ends."""
+    """Why the agent ends, or lets go of a bridge."""
 
     RESTART = 1
     SHUTDOWN = 2
+    DETACHED = 3
+    PARK = 4
 
 
 class GuestProtocolError(Exception):

@@ -10,6 +10,7 @@ from mcp_sandbox.testing.files import FileContract
 from mcp_sandbox.testing.kernel import KernelContract
 from mcp_sandbox.testing.lifecycle import LifecycleContract
 from mcp_sandbox.testing.limits import LimitContract
+from mcp_sandbox.testing.memory import MemoryContract
 from mcp_sandbox.testing.ports import PortContract
 from mcp_sandbox.testing.snapshots import SnapshotContract
 from mcp_sandbox.testing.trees import ProcessTreeContract
@@ -26,6 +27,7 @@ class ProviderContract(
     DirectoryContract,
     ArchiveContract,
     SnapshotContract,
+    MemoryContract,
     DifferenceContract,
     WorkspaceContract,
     AdoptionContract,

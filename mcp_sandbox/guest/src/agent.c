@@ -11,14 +11,14 @@
 #include <sys/utsname.h>
 #include <time.h>
 
-#define PEERS_MAX 64
 #define UNPROVEN_MAX 8
 #define SEND_BUFFER (1 << 20)     /* answers that a peer may be behind */
 #define FAREWELL_MS 1000          /* how long bridges have to pass on the last words */
 
 struct settings settings = {.listener = -1, .first = -1};
-static struct connection peers[PEERS_MAX];
-static int peer_count, freezer = -1;
+struct connection peers[PEERS_MAX];
+int peer_count;
+static int freezer = -1;
 static bool stands_still;         /* the freezer was told so */
 
 static long now_ms(void) {
@@ -44,7 +44,7 @@ static void welcome(int fd) {
   send_frame(fd, T_WELCOME, 0, m.data, m.length, -1);
 }
 
-static void add_peer(int fd, pid_t pid) {
+void add_peer(int fd, pid_t pid) {
   if (peer_count == PEERS_MAX) {
     close(fd);
     return;
@@ -225,6 +225,10 @@ static void dispatch(int peer, const struct head *head, struct cursor *c, int *f
     leave(take_u32(c) == GOING_RESTART ? GOING_RESTART : GOING_SHUTDOWN);
     break;
   case T_PING: send_frame(peer, T_OK, id, NULL, 0, -1); break;
+  case T_GATHER: gather_bridges(peer, id); break;
+  case T_DETACH: detach_bridges(peer, id); break;
+  case T_PARK: note_parked(peer, c); break;
+  case T_PLUG: plug_bridge(peer, id, c, fds, count); break;
   case T_HELLO: break; /* said by whoever cannot know that we knew */
   default: send_error(peer, id, ENOSYS, "request");
   }

@@ -98,11 +98,21 @@ static void from_agent(void) {
   if (c && c->cmsg_type == SCM_RIGHTS) {
     int fd;
     memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    if (head.type == T_PLUG) {
+      take_stream(head.id, fd);
+      heard_at = now_ms();
+      return;
+    }
     if (!adopt(head.id, fd)) {
       drop_channels(head.id);
       error_to_host(head.id, EMFILE, "channels");
       return;
     }
+  }
+  uint32_t reason = head.type == T_GOING && head.length == sizeof reason ? *(const uint32_t *)payload : 0;
+  if (reason == GOING_DETACHED) {
+    detach();
+    return;
   }
   if (head.type == T_EXIT) {
     exit_to_host(head.id, payload, head.length);
@@ -209,6 +219,10 @@ static void begin_request(uint8_t type, uint32_t flags) {
 static void from_host(const struct head *head, const char *payload) {
   struct cursor c = {payload, payload + head->length, false};
   if (channel_frame(head, payload, c)) return;
+  if (head->type == T_PARK) {
+    park(agent_fd, take_u32(&c));
+    return;
+  }
   if (head->type == T_RESIZE) {
     resize(head, c);
     return;
@@ -250,7 +264,7 @@ static void read_host(void) {
   heard_at = now_ms();
   have += (size_t)n;
   size_t at = 0;
-  while (have - at >= sizeof(struct head)) {
+  while (!parked && have - at >= sizeof(struct head)) {
     struct head head;
     memcpy(&head, input + at, sizeof head);
     if (head.length > FRAME_MAX) bridge_die("a frame is too long");
@@ -265,6 +279,7 @@ static void read_host(void) {
 /* ------------------------------------------------------------------------------------------------ the loop */
 
 void bridge_serve(int agent, int timeout_s) {
+  int parked_s = 0;
   static struct pollfd watched[CHANNELS_MAX + LISTENERS_MAX + 3];
   struct rlimit files;
   agent_fd = agent;
@@ -279,16 +294,20 @@ void bridge_serve(int agent, int timeout_s) {
   for (;;) {
     int n = 0, first = 3 + listener_count, open = channel_count;
     bool room = channel_count + 2 <= CHANNELS_MAX;
-    watched[n++] = (struct pollfd){0, queue_full() ? 0 : POLLIN, 0}; /* its end is told in any case */
+    watched[n++] = (struct pollfd){parked ? -1 : 0, queue_full() ? 0 : POLLIN, 0}; /* its end is told in any case */
     watched[n++] = (struct pollfd){agent_fd, POLLIN, 0};
-    watched[n++] = (struct pollfd){1, queue_empty() ? 0 : POLLOUT, 0};
+    watched[n++] = (struct pollfd){parked ? -1 : 1, queue_empty() ? 0 : POLLOUT, 0};
     for (int i = 0; i < listener_count; i++) watched[n++] = (struct pollfd){room ? listeners[i].fd : -1, POLLIN, 0};
     for (int i = 0; i < open; i++)
       watched[n++] = (struct pollfd){wants_poll(&channels[i]) ? channels[i].fd : -1,
                                      channels[i].number == TO_GUEST ? POLLOUT : POLLIN, 0};
     long left = heard_at + timeout_s * 1000L - now_ms();
-    if (left <= 0) bridge_die("no heartbeat from the host");
-    if (poll(watched, (nfds_t)n, (int)left) < 0 && errno != EINTR) bridge_die(strerror(errno));
+    if (left <= 0 && !parked) bridge_die("no heartbeat from the host");
+    int ready = poll(watched, (nfds_t)n, detached ? -1 : parked ? 1000 : (int)left);
+    if (ready < 0 && errno != EINTR) bridge_die(strerror(errno));
+    /* While we are written down the clock may jump. */
+    parked_s = parked ? parked_s + (ready == 0) : 0;
+    if (parked_s > timeout_s && !detached) bridge_die("no stream from the host");
     if ((watched[2].revents & (POLLERR | POLLHUP)) || (queue_full() && (watched[0].revents & (POLLERR | POLLHUP))))
       _exit(0); /* the host is gone */
     for (int i = open - 1; i >= 0; i--) /* backwards: closing moves the last one down */
@@ -297,7 +316,7 @@ void bridge_serve(int agent, int timeout_s) {
       if (watched[3 + i].revents) accept_connection(i);
     if (watched[1].revents) from_agent();
     if (watched[0].revents && !queue_full()) read_host();
-    flush_queue();
+    if (!parked) flush_queue();
   }
 }
 
@@ -318,9 +337,8 @@ static void say_who(int agent) {
   if (sendmsg(agent, &message, MSG_NOSIGNAL) < 0) bridge_die(strerror(errno));
 }
 
-void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
+static int connect_agent(const char *directory) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
-  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* nobody inside may look into the stream, or borrow the connection */
   snprintf(address.sun_path, sizeof address.sun_path, "%s/agent.sock", directory);
   int agent = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (agent < 0) bridge_die(strerror(errno));
@@ -329,7 +347,24 @@ void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
     poll(NULL, 0, 2); /* the engine says that a container has started before its init has */
   }
   say_who(agent);
+  return agent;
+}
+
+void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) {
+  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* nobody inside may look into the stream, or borrow the connection */
+  int agent = connect_agent(directory);
   if (uid) make_files_of(uid, gid); /* the pipes of a command are its user's, who opens them again by name */
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   bridge_serve(agent, timeout_s);
+}
+
+/* Our own standard streams become those of the bridge that waits under `name`. */
+void plug_main(const char *directory, uint32_t name) {
+  struct head asked = {.length = sizeof name, .id = 1, .type = T_PLUG}, answer;
+  int fds[2] = {0, 1}, agent = connect_agent(directory);
+  agent_fd = agent;
+  if (recv(agent, &answer, sizeof answer, 0) < (ssize_t)sizeof answer || answer.type != T_WELCOME) bridge_die("not let in");
+  to_agent(&asked, (const char *)&name, fds, 2);
+  if (recv(agent, &answer, sizeof answer, 0) < (ssize_t)sizeof answer || answer.type != T_OK) bridge_die("nobody waits");
+  _exit(0);
 }

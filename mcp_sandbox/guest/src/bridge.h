@@ -25,10 +25,18 @@ extern int channel_count;
 
 void bridge_die(const char *why) __attribute__((noreturn));
 
+/* parking.c */
+extern bool parked;               /* without a stream, until we get another one */
+extern bool detached;             /* for good: what our commands say is for nobody */
+void park(int agent, uint32_t name);
+void take_stream(uint32_t end, int fd);
+void detach(void);
+
 /* The queue of frames for the host. */
 void to_host(uint8_t type, uint16_t number, uint32_t id, const void *data, size_t length);
 void error_to_host(uint32_t id, int error, const char *step);
 void flush_queue(void);
+void drop_queue(void);
 bool queue_empty(void);
 bool queue_full(void);
 

@@ -10,10 +10,12 @@ int channel_count;
 
 static char *queue;
 static size_t queue_length, queue_start, queue_size;
+static bool dropped;
 
 void to_host(uint8_t type, uint16_t number, uint32_t id, const void *data, size_t length) {
   struct head head = {.length = (uint32_t)length, .id = id, .type = type, .channel = number};
   size_t need = sizeof head + length;
+  if (dropped) return;
   if (queue_start == queue_length) queue_start = queue_length = 0;
   if (queue_length + need > queue_size) {
     if (queue_start) memmove(queue, queue + queue_start, queue_length - queue_start);
@@ -42,6 +44,17 @@ void flush_queue(void) {
     if (n <= 0) _exit(0); /* the host is gone */
     queue_start += (size_t)n;
   }
+}
+
+/* From now on nobody listens. */
+void drop_queue(void) {
+  dropped = true;
+  queue_start = queue_length = 0;
+  for (int i = 0; i < channel_count; i++)
+    if (channels[i].number != TO_GUEST) {
+      channels[i].window = WINDOW;
+      channels[i].start = channels[i].length;
+    }
 }
 
 bool queue_empty(void) { return queue_start == queue_length; }
@@ -136,7 +149,7 @@ static void pump_out(struct channel *c) {
     return;
   }
   to_host(T_DATA, c->number, c->id, data, (size_t)n);
-  c->window -= (uint32_t)n;
+  if (!dropped) c->window -= (uint32_t)n;
   c->sent += (uint64_t)n;
 }
 

@@ -30,6 +30,7 @@
 enum type {
   T_HELLO = 1, T_EXEC, T_SIGNAL, T_RESIZE, T_OPEN, T_CREATE, T_COMMIT, T_STAT, T_PACK, T_UNPACK, T_REMOVE,
   T_RENAME, T_MKDIR, T_LISTEN, T_CONNECT, T_LIVE, T_FREEZE, T_THAW, T_QUIESCE, T_SHUTDOWN, T_PING,
+  T_GATHER, T_PARK, T_PLUG, T_DETACH,
   T_DATA = 32, T_CREDIT, T_CLOSE,
   T_WELCOME = 64, T_OK, T_ERROR, T_STARTED, T_EXIT, T_GOING, T_ACCEPTED,
 };
@@ -39,7 +40,7 @@ enum { PACK_META = 1 };
 enum { REMOVE_RECURSIVE = 1 };
 enum { MKDIR_PARENTS = 1, MKDIR_EXIST_OK = 2 };
 enum { SCOPE_GROUP = 0, SCOPE_TREE = 1 };
-enum { GOING_RESTART = 1, GOING_SHUTDOWN = 2 };
+enum { GOING_RESTART = 1, GOING_SHUTDOWN = 2, GOING_DETACHED = 3, GOING_PARK = 4 };
 
 struct head {
   uint32_t length, id;
@@ -70,6 +71,7 @@ void put_string(struct message *m, const char *s);
 struct connection {
   int fd;
   pid_t pid;                /* of a peer in our own pid namespace; 0 is outside */
+  uint32_t parked;          /* the name under which its bridge waits for another stream; 0 is none */
   bool unproven;            /* nothing is taken from it but the proof of who it is */
   char *partial;
   size_t length;
@@ -120,6 +122,10 @@ struct settings {
   gid_t group;
 };
 extern struct settings settings;
+#define PEERS_MAX 64
+extern struct connection peers[PEERS_MAX];
+extern int peer_count;
+void add_peer(int fd, pid_t pid);
 bool is_peer(pid_t pid);
 bool is_frozen(void);       /* or being frozen */
 void answer_count(int peer, uint32_t id, int count); /* minus the errno is an error */
@@ -210,11 +216,18 @@ void tree_unpack(int peer, uint32_t id, struct cursor *c, int in);
 void net_listen(int peer, uint32_t id, struct cursor *c);
 void net_connect(int peer, uint32_t id, struct cursor *c);
 
+/* capture.c */
+void gather_bridges(int peer, uint32_t id);
+void detach_bridges(int peer, uint32_t id);
+void note_parked(int peer, struct cursor *c);
+void plug_bridge(int peer, uint32_t id, struct cursor *c, const int *fds, int count);
+
 /* gvisor.c */
 void gvisor_main(int argc, char **argv) __attribute__((noreturn));
 
 /* bridge.c */
 void bridge_main(const char *directory, int timeout_s, uid_t uid, gid_t gid) __attribute__((noreturn));
+void plug_main(const char *directory, uint32_t name) __attribute__((noreturn));
 void bridge_serve(int agent, int timeout_s) __attribute__((noreturn));
 
 /* probe.c */

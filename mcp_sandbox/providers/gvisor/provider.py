@@ -1,6 +1,8 @@
 """Provider `gvisor`: runsc on the embedded engine's layers, started by its launcher."""
 
 import contextlib
+import secrets
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -15,8 +17,10 @@ from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, State
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, StateError
+from mcp_sandbox.core.examination import Examination, Fence
+from mcp_sandbox.core.exec import ExecRequest
 from mcp_sandbox.core.image import Image, ImageRequest
-from mcp_sandbox.core.leftovers import Leftover, Remembered
+from mcp_sandbox.core.leftovers import EXPIRES, Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState
 from mcp_sandbox.core.snapshot import NativeContent
@@ -28,12 +32,14 @@ from mcp_sandbox.engines.layering import destroy
 from mcp_sandbox.engines.leftovers import collect_leftovers
 from mcp_sandbox.engines.runsc import find_runsc
 from mcp_sandbox.engines.runsc_engine import RunscEngine
+from mcp_sandbox.engines.runsc_memory import require_readable
 from mcp_sandbox.hostfs.atomic import alocked
 from mcp_sandbox.providers.gvisor.sandbox import NAME, GvisorSandbox, open_new
 
 __all__ = ["GvisorProvider"]
 
 EXAMINED_S = 20.0
+_LONG_AGO = "1970-01-01T00:00:00.000Z"
 
 
 class GvisorProvider(Provider):
@@ -60,15 +66,15 @@ class GvisorProvider(Provider):
         self._capabilities = Capabilities(
             isolation=Isolation.USER_KERNEL,
             verbs={
-                Verb.SNAPSHOT: VerbSupport(Support.NATIVE, "at once while no command runs, else by a short freeze"),
-                Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
+                Verb.SNAPSHOT: VerbSupport(Support.NATIVE, "with memory and processes, which stand still meanwhile"),
+                Verb.RESTORE: VerbSupport(Support.NATIVE, "ends what runs, and goes on with what ran at the snapshot"),
                 Verb.CREATE_FROM_SNAPSHOT: native,
                 Verb.FORK: native,
                 Verb.DIFF: native,
                 Verb.EXPOSE: native,
                 Verb.IMAGES: VerbSupport(Support.NATIVE, "directories, tar and docker archives; built by debootstrap"),
             },
-            snapshot_holds=frozenset({Facet.FILES}),
+            snapshot_holds=frozenset({Facet.FILES, Facet.MEMORY}),
             network=frozenset({NetworkMode.NONE}),
             limits=self._engine.limiting.enforced,
             max_concurrent=256,
@@ -100,6 +106,27 @@ class GvisorProvider(Provider):
         else:
             base = await anyio.to_thread.run_sync(self._engine.images.base_of, spec.image)
         return StoredSnapshot(base=base, layers=(), project=spec.workspace.source)
+
+    async def examine(self) -> Examination:
+        """Start a throw-away sandbox, and see that its kernel is gVisor's."""
+        began = time.perf_counter()
+        spec = SandboxSpec(id=SandboxId(f"sb_examined{secrets.token_hex(8)}"), labels={EXPIRES: _LONG_AGO})
+        try:
+            async with await self._create(spec) as sandbox:
+                kernel = sandbox.kernel
+                started = time.perf_counter()
+                async with await sandbox.exec(ExecRequest(argv=("true",), cwd="/", timeout_s=EXAMINED_S)) as execution:
+                    await execution.wait()
+        finally:
+            await self.destroy(spec.id)
+        ended = time.perf_counter()
+        fence = Fence(name="kernel", holds=kernel.is_gvisor, detail="" if kernel.is_gvisor else f"it is {kernel}")
+        return Examination(
+            fences=[fence], shortcomings=self._engine.limiting.shortcomings,
+            milliseconds={
+                "start": round((started - began) * 1e3, 1), "exec and destroy": round((ended - started) * 1e3, 1),
+            },
+        )  # fmt: skip
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
         sandbox = GvisorSandbox(self._engine, self._capabilities, self._engine.store.load(sandbox_id), self._open)
@@ -135,7 +162,9 @@ class GvisorProvider(Provider):
         require_enforceable(NAME, self._capabilities, spec)
         with explained(self._root):
             async with alocked(self._engine.store.structure_lock(), shared=True):
-                return await self._new(spec, self._engine.store.load_snapshot(content.ref))
+                start = self._engine.store.load_snapshot(content.ref)
+                require_readable(self._engine, start)
+                return await self._new(spec, start)
 
     async def measure(self, content: NativeContent) -> int | None:
         if content.size_bytes is not None:

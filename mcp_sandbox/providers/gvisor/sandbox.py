@@ -1,6 +1,7 @@
 """One sandbox of gVisor."""
 
 import contextlib
+import secrets
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,12 +11,14 @@ from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet
 from mcp_sandbox.core.errors import (
     NotFoundError,
+    ProviderError,
     SandboxError,
     SandboxGoneError,
     UnsupportedError,
@@ -43,15 +46,17 @@ from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines import guest_files, guest_ports, guest_trees
 from mcp_sandbox.engines.carrier import GuestCarrier, GuestRestarting, gone, protocol_failure
 from mcp_sandbox.engines.diagnosis import explained
+from mcp_sandbox.engines.kernels import Kernel
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot, destroyed
-from mcp_sandbox.engines.layering import destroy, keep_shallow, restore_layers, stop
+from mcp_sandbox.engines.layering import Captured, destroy, keep_shallow, restore_layers, stop
 from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
 from mcp_sandbox.engines.runsc_capture import capture_files, stop_softly
-from mcp_sandbox.engines.runsc_engine import RunscEngine
+from mcp_sandbox.engines.runsc_engine import Inside, RunscEngine
+from mcp_sandbox.engines.runsc_memory import capture_all, require_readable
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits, within_time
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
-from mcp_sandbox.guest.wire import GuestProtocolError
+from mcp_sandbox.guest.wire import GuestProtocolError, Type
 from mcp_sandbox.hostfs.atomic import alocked
 
 __all__ = ["NAME", "GvisorSandbox", "new_state", "open_new"]
@@ -82,6 +87,7 @@ class GvisorSandbox(Sandbox):
         self._limits: SandboxLimits | None = None
         self._carrier: StreamCarrier | None = None
         self._outer: LocalCarrier | None = None
+        self._inside: Inside | None = None
         self._connecting = anyio.Lock()
         self._closed = False
 
@@ -118,40 +124,62 @@ class GvisorSandbox(Sandbox):
             return self._carrier
 
     async def _reach(self) -> StreamCarrier:
-        """Connect to the agent inside; a sandbox whose gVisor is gone starts anew."""
+        """Connect to the agent inside; a sandbox whose gVisor is gone starts anew. The caller holds its lock."""
         await self._let_go()
         with explained(self._engine.store.root):
             self._outer = await self._engine.connect(self.id)
             if self._outer is not None:
                 with contextlib.suppress(SandboxGoneError):
-                    return self._limited(await self._engine.reach(self._outer))
+                    return self._use(await self._engine.reach(self._outer))
                 await self._let_go()
                 await stop(self._engine, self.id)
-            self._outer = await self._start()
-            return self._limited(await self._engine.reach(self._outer))
+            self._outer, restored = await self._start()
+            inside = await self._engine.reach(self._outer)
+            if restored:
+                await inside.carrier.request(Type.DETACH, b"")
+            return self._use(inside)
 
     async def _let_go(self) -> None:
         for connection in (self._carrier, self._outer):
             if connection is not None:
                 await connection.aclose()
-        self._carrier = self._outer = None
+        self._carrier = self._outer = self._inside = None
 
-    def _limited(self, carrier: StreamCarrier) -> StreamCarrier:
-        """Have the limits watched and their part in a command's end told."""
+    def _use(self, inside: Inside) -> StreamCarrier:
+        """Have the limits watched, and let go of the stream whenever somebody captures what runs."""
+        self._inside, carrier = inside, inside.carrier
+        if not carrier.kernel.is_gvisor:
+            raise ProviderError("No sandbox", why="its kernel is not gVisor's", fix="Nothing was run; report this")
         if self._limits is None:
             self._limits = self._engine.limiting.watch(self._state)
             self._limits.whole = True
         else:
             self._engine.limiting.refresh(self.id, self._limits)
         carrier.limits, carrier.watched = self._state.limits, self._limits
+        carrier.on_park = lambda: self._engine.behind(self._stand_aside(inside))
         return carrier
 
-    async def _start(self) -> LocalCarrier:
+    @property
+    def kernel(self) -> Kernel:
+        """What it runs on, as the agent inside was told."""
+        return self._carrier.kernel if self._carrier is not None else Kernel()
+
+    async def _stand_aside(self, inside: Inside) -> None:
+        """Be without a stream while somebody else captures what runs, who holds the sandbox's lock until it is done."""
+        if inside.stream.parked or self._outer is None:
+            return
+        name = secrets.randbits(31) | 1
+        with contextlib.suppress(ProviderError, TimeoutError, OSError, anyio.BrokenResourceError):
+            await inside.stream.park(name)
+            async with alocked(self._engine.store.lock(self.id)):
+                await self._engine.plug(self._outer, inside.stream, name)
+
+    async def _start(self) -> tuple[LocalCarrier, bool]:
         try:
             self._state = self._engine.store.load(self.id)
         except NotFoundError:
             raise destroyed(self.id) from None
-        return await self._engine.start(self._state)
+        return await self._engine.start(self._state), self._state.memory is not None
 
     def _start_again(self) -> None:
         """Start a sandbox that was ended for a snapshot or a restore, so that the next request waits less for it."""
@@ -222,26 +250,49 @@ class GvisorSandbox(Sandbox):
                 fix="Ask for files only",
             )  # fmt: skip
         await self._shallow()
+        whole = Facet.MEMORY in request.holds
+        if whole:
+            await self.connect()
         async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
-            frozen = await capture_files(self._engine, self.id)
-            ref = self._engine.store.add_snapshot(frozen.layers)
+            captured = await (self._capture() if whole else capture_files(self._engine, self.id))
+            ref = self._engine.store.add_snapshot(captured.layers)
         self._start_again()
         return NativeContent(
-            provider=NAME, ref=ref, holds=frozenset({Facet.FILES}), size_bytes=None if frozen.own else 0,
-            paused_s=frozen.paused_s, method=frozen.method,
+            provider=NAME, ref=ref, holds=request.holds | {Facet.FILES},
+            size_bytes=await anyio.to_thread.run_sync(self._engine.size_bytes, captured),
+            paused_s=captured.paused_s, method=captured.method,
         )  # fmt: skip
 
+    async def _capture(self) -> Captured:
+        """Capture files, memory and processes. The caller holds the sandbox's lock."""
+        if self._inside is None or self._outer is None or self._inside.carrier.closed:
+            raise gone()
+        return await capture_all(self._engine, self.id, self._outer, self._inside)
+
     async def restore(self, content: NativeContent) -> None:
-        async with self._held():
+        store = self._engine.store
+        async with self._held(), alocked(store.structure_lock(), shared=True):
+            require_readable(self._engine, store.load_snapshot(content.ref))
+            before = store.load(self.id)
             await restore_layers(self._engine, self.id, content.ref, stop_softly)
+            if store.load(self.id).memory is not None:  # find out now whether it can be brought to life
+                try:
+                    self._carrier = await self._reach()
+                except BaseException:
+                    with anyio.CancelScope(shield=True):
+                        await self._let_go()
+                        await stop(self._engine, self.id)
+                        store.save(before)
+                    raise
         self._start_again()
 
     async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         for spec in specs:
             require_enforceable(NAME, self._capabilities, spec)
         await self._shallow()
+        await self.connect()
         async with self._held(), alocked(self._engine.store.structure_lock(), shared=True):
-            captured = await capture_files(self._engine, self.id)
+            captured = await self._capture()
             origin = self._engine.store.load(self.id).start
             made = await self._copies(specs, captured.layers, origin)
             return Forked(sandboxes=made, paused_s=captured.paused_s)
@@ -320,5 +371,6 @@ def new_state(spec: SandboxSpec, start: StoredSnapshot) -> EngineState:
     return EngineState(
         id=spec.id, created_at=datetime.now(UTC).isoformat(timespec="milliseconds"), base=start.base,
         layers=start.layers, top="", project=start.project, limits=spec.limits,
-        best_effort=spec.best_effort, env=dict(spec.env), labels=dict(spec.labels), start=start.layers,
+        best_effort=spec.best_effort, memory=start.memory,
+        env=dict(spec.env), labels=dict(spec.labels), start=start.layers,
     )  # fmt: skip
