@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.core.capability import Verb
-from mcp_sandbox.core.errors import InvalidRequestError, SandboxError
-from mcp_sandbox.core.provider import unsupported
+from mcp_sandbox.core.capability import Facet, Verb
+from mcp_sandbox.core.errors import InvalidRequestError, SandboxError, UnsupportedError
+from mcp_sandbox.core.provider import Sandbox, unsupported
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId, SnapshotRequest
 from mcp_sandbox.service.lineage import Branch, lineage
@@ -213,7 +213,7 @@ class SnapshotService:
     async def _take(self, live: LiveSandbox, note: str, *, before_restore: bool = False) -> Snapshot:
         """Take a snapshot and enter it; the sandbox is held exclusively."""
         record = await self._sandboxes.find(live.record.id) or live.record
-        native = await live.sandbox.snapshot(SnapshotRequest())
+        native = await _everything(live.sandbox)
         snapshot = Snapshot(
             sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native,
             image=record.image or "",
@@ -241,3 +241,15 @@ class SnapshotService:
 def _require(live: LiveSandbox, verb: Verb) -> None:
     if not live.sandbox.capabilities.supports(verb):
         raise unsupported(live.record.provider, verb)
+
+
+async def _everything(sandbox: Sandbox) -> NativeContent:
+    """Take a snapshot of all that the provider can hold now; of the files at least."""
+    without = ""
+    if Facet.MEMORY in sandbox.capabilities.snapshot_holds:
+        try:
+            return await sandbox.snapshot(SnapshotRequest(holds=frozenset({Facet.FILES, Facet.MEMORY})))
+        except UnsupportedError as error:
+            without = f"; files only: {error.why}"
+    content = await sandbox.snapshot(SnapshotRequest())
+    return replace(content, method=f"{content.method}{without}")

@@ -109,6 +109,7 @@ class MemoryContract(Contract):
     async def test_output_that_streams_meanwhile_is_whole(self, memory: None, sandbox: Sandbox) -> None:
         script = "n=0; while [ $n -lt 20000 ]; do echo $n; n=$((n + 1)); done"
         request = ExecRequest(argv=("sh", "-c", script), timeout_s=HANG_S)
+        shown = b""
         async with await sandbox.exec(request) as execution, anyio.create_task_group() as tasks:
             tasks.start_soon(sandbox.snapshot, WHOLE)
             shown = (await drain(execution)).stdout
