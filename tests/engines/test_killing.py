@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from command_record import drain, run, shell, start
-from guest_world import Guest
+from guest_world import Guest, NamespacedGuest
 
 from mcp_sandbox.core.exec import Execution, Exited, Termination
 from mcp_sandbox.engines.carrier import GuestCarrier
@@ -187,6 +187,15 @@ class TestKilling:
             with anyio.fail_after(5):
                 assert (await tree.wait()).termination is Termination.KILLED
         await until_alone(carrier)
+
+    async def test_a_bridge_that_something_inside_stops_goes_on(self, guest: Guest, carrier: GuestCarrier) -> None:
+        """Nobody heard anything until the third heartbeat was missed: a minute."""
+        if not isinstance(guest, NamespacedGuest):
+            pytest.skip("the provider's commands are a user who cannot: test_priv01 of tests/attacks")
+        ours = "cat /proc/[0-9]*/stat | while read p n _; do [ $p != 1 ] && [ $n = '(guest)' ] && echo $p; done"
+        with anyio.fail_after(10):
+            await shell(carrier, f"kill -STOP $({ours}) 2> /dev/null; true")
+            assert (await run(carrier, "echo", "fine")).text() == b"fine\n"
 
     async def test_a_freeze_that_is_given_up_leaves_everything_running(
         self, guest: Guest, carrier: GuestCarrier

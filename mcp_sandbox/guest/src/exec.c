@@ -233,6 +233,7 @@ bool reap(void) {
   for (int n = 0; n < REAPED_MAX; n++) {
     pid_t pid = wait4(-1, &status, WNOHANG | WUNTRACED, &use);
     if (pid <= 0) return false;
+    if (WIFSTOPPED(status) && is_peer(pid)) kill(pid, SIGCONT); /* a bridge of our own: else nobody hears us */
     forget(pid, status, &use);
   }
   return true;
