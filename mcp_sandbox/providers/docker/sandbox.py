@@ -100,17 +100,19 @@ class DockerSandbox(Sandbox):
         async with self._connecting:
             if self._closed:
                 raise gone()
-            if self._carrier is None or not self._is_current(self._carrier):
-                if self._carrier is not None:
-                    await self._carrier.aclose()
-                try:
-                    self._stamp = self._engine.states.stamp(self.id)
+            try:
+                if (stamp := self._engine.states.stamp(self.id)) != self._stamp:
+                    before = self._state
                     self._state = await anyio.to_thread.run_sync(self._engine.states.load, self.id)
+                    self._stamp = stamp
+                    if self._carrier is not None and self._state.container != before.container:
+                        await self._carrier.aclose()
+                if self._carrier is None or self._carrier.closed:
                     self._carrier = await self._engine.connect(self._state)
-                except NotFoundError as error:
-                    raise SandboxGoneError(
-                        f"Sandbox {self.id!r} is gone", why="it was destroyed", fix="Create another one"
-                    ) from error
+            except NotFoundError as error:
+                raise SandboxGoneError(
+                    f"Sandbox {self.id!r} is gone", why="it was destroyed", fix="Create another one"
+                ) from error
             if self._closed:  # meanwhile
                 await self._carrier.aclose()
                 raise gone()
@@ -241,9 +243,9 @@ class DockerSandbox(Sandbox):
 
     async def adopt(self, spec: SandboxSpec) -> Sandbox:
         require_enforceable(NAME, self._capabilities, spec)
-        carrier, state = self._carrier, self._state
+        carrier, state = await self.connect(), self._state
         image = await self._engine.puller.facts(state.image, fetch=False)
-        if carrier is None or not self._is_current(carrier) or image.image_id != state.image_id:
+        if image.image_id != state.image_id:
             raise gone()
         if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
             if self._engine.states.has(spec.id):
