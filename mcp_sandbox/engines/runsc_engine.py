@@ -73,6 +73,7 @@ class RunscEngine(EmbeddedEngine):
         """Return the plan of runsc's own root, with everything that this start of the sandbox needs."""
         directory = self.store.directory(SandboxId(state.id))
         own = f"sandboxes/{state.id}"
+        self.store.discard(directory / "images")  # what a server that was killed left half written
         for name in ("bundle", "images"):
             (directory / name).mkdir(exist_ok=True)
             if self.identity.is_range:

@@ -54,6 +54,7 @@ from mcp_sandbox.engines.plan import ENVIRONMENT, SPOOL
 from mcp_sandbox.engines.runsc_capture import capture_files, stop_softly
 from mcp_sandbox.engines.runsc_engine import Inside, RunscEngine
 from mcp_sandbox.engines.runsc_memory import capture_all, require_readable
+from mcp_sandbox.engines.runsc_plan import CONTAINER
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits, within_time
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.guest.wire import GuestProtocolError, Type
@@ -172,6 +173,8 @@ class GvisorSandbox(Sandbox):
         with contextlib.suppress(ProviderError, TimeoutError, OSError, anyio.BrokenResourceError):
             await inside.stream.park(name)
             async with alocked(self._engine.store.lock(self.id)):
+                with contextlib.suppress(ProviderError):  # it stands still only if who captured it was killed
+                    await self._engine.run(self._outer, "resume", CONTAINER)
                 await self._engine.plug(self._outer, inside.stream, name)
 
     async def _start(self) -> tuple[LocalCarrier, bool]:
