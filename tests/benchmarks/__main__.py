@@ -18,6 +18,7 @@ from mcp_sandbox.providers.local import LocalProvider
 from tests.benchmarks.alive import alive_rows
 from tests.benchmarks.commands import command_rows, engine_command_rows, flood_rows
 from tests.benchmarks.files import engine_file_rows, file_rows
+from tests.benchmarks.gvisor import gvisor_rows
 from tests.benchmarks.measuring import Row
 from tests.benchmarks.peers.comparing import compare
 from tests.benchmarks.place import described, new_files, scratch_directory
@@ -92,6 +93,7 @@ def _measured(scratch: Path, *, quick: bool) -> list[Row]:
                 size_mib=64 if quick else 1024,
             ),
         ]
+    rows += gvisor_rows(home, count)
     after = Row.of("beside it: a new empty file there, at the end", new_files(scratch, count * 10))
     return [before, *start_rows(home, max(5, count // 2)), *rows, after]
 

@@ -7,7 +7,7 @@
 void gather_bridges(int peer, uint32_t id) {
   uint32_t reason = GOING_PARK, left = 0;
   for (int i = 0; i < peer_count; i++) {
-    if (peers[i].fd == peer || peers[i].parked || peers[i].unproven) continue;
+    if (peers[i].fd == peer || peers[i].parked || peers[i].detached || peers[i].unproven) continue;
     left++;
     send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
   }
@@ -17,8 +17,11 @@ void gather_bridges(int peer, uint32_t id) {
 /* Afterwards, somewhere else: nobody comes back for what the bridges hold, and their commands go on. */
 void detach_bridges(int peer, uint32_t id) {
   uint32_t reason = GOING_DETACHED;
-  for (int i = 0; i < peer_count; i++)
-    if (peers[i].fd != peer) send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
+  for (int i = 0; i < peer_count; i++) {
+    if (peers[i].fd == peer) continue;
+    peers[i].detached = true;
+    send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
+  }
   send_frame(peer, T_OK, id, NULL, 0, -1);
 }
 

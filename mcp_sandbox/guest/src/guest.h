@@ -72,6 +72,7 @@ struct connection {
   int fd;
   pid_t pid;                /* of a peer in our own pid namespace; 0 is outside */
   uint32_t parked;          /* the name under which its bridge waits for another stream; 0 is none */
+  bool detached;            /* its bridge tells nobody anything any more */
   bool unproven;            /* nothing is taken from it but the proof of who it is */
   char *partial;
   size_t length;
