@@ -2,60 +2,39 @@
 
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
-from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Isolation
 from mcp_sandbox.core.errors import NotFoundError, SandboxError, SandboxGoneError, StateError, UnsupportedError
-from mcp_sandbox.core.exec import ExecRequest, Execution
-from mcp_sandbox.core.files import (
-    DownloadRequest,
-    FileInfo,
-    FileReader,
-    Listing,
-    ListRequest,
-    MkdirRequest,
-    ReadRequest,
-    RemoveRequest,
-    RenameRequest,
-    StatRequest,
-    UploadRequest,
-    WriteRequest,
-    WriteResult,
-)
-from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Forked, Sandbox
-from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, Workspace, WorkspaceMode
+from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxSpec, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
-from mcp_sandbox.engines import guest_files, guest_ports, guest_trees
-from mcp_sandbox.engines.carrier import GuestRestarting, gone, protocol_failure
+from mcp_sandbox.engines.carrier import gone
 from mcp_sandbox.engines.docker_container import ImageFacts
 from mcp_sandbox.engines.docker_engine import DockerEngine, timestamp
 from mcp_sandbox.engines.docker_snapshots import DockerSnapshots
 from mcp_sandbox.engines.docker_state import ContainerState
-from mcp_sandbox.engines.sandbox_limits import within_time
+from mcp_sandbox.engines.guest_sandbox import GuestSandbox
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
-from mcp_sandbox.guest.wire import GuestProtocolError
 from mcp_sandbox.hostfs.atomic import alocked
 
 __all__ = ["NAME", "DockerSandbox"]
 
 NAME: Final = "docker"
-ATTEMPTS: Final = 5
 _BUSY_S: Final = 60.0
-_Value = TypeVar("_Value")
 
 
-class DockerSandbox(Sandbox):
+class DockerSandbox(GuestSandbox[StreamCarrier]):
     """Connects again by itself, which starts the container if it stopped."""
+
+    ATTEMPTS = 5
 
     def __init__(
         self,
@@ -87,6 +66,14 @@ class DockerSandbox(Sandbox):
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self._state.env
+
+    @property
+    def limits(self) -> Limits:
+        return self._state.limits
 
     def found(self, runtime: str, isolation: Isolation) -> None:
         """Take what it runs on, as it was found."""
@@ -125,52 +112,6 @@ class DockerSandbox(Sandbox):
     def _take(self, carrier: StreamCarrier, stamp: tuple[int, int]) -> None:
         self._carrier, self._stamp = carrier, stamp
 
-    async def _with(self, use: Callable[[StreamCarrier], Awaitable[_Value]]) -> _Value:
-        """Carry out a request, again if the connection ended before it was sent."""
-        for _ in range(ATTEMPTS):
-            try:
-                return await use(await self.connect())
-            except GuestRestarting:
-                await anyio.lowlevel.checkpoint()
-            except GuestProtocolError as error:
-                raise protocol_failure(error) from error
-        raise gone()
-
-    async def exec(self, request: ExecRequest) -> Execution:
-        environment = [f"{name}={value}" for name, value in {**self._state.env, **request.env}.items()]
-        request = within_time(request, self._state.limits)
-        return await self._with(lambda carrier: carrier.exec(request, environment))
-
-    async def read(self, request: ReadRequest) -> FileReader:
-        return await self._with(lambda carrier: guest_files.read_file(carrier, request))
-
-    async def write(self, request: WriteRequest, data: bytes | ByteReceiveStream) -> WriteResult:
-        return await self._with(lambda carrier: guest_files.write_file(carrier, request, data))
-
-    async def stat(self, request: StatRequest) -> FileInfo:
-        return await self._with(lambda carrier: guest_files.stat_path(carrier, request))
-
-    async def list(self, request: ListRequest) -> Listing:
-        return await self._with(lambda carrier: guest_files.list_tree(carrier, request))
-
-    async def remove(self, request: RemoveRequest) -> None:
-        await self._with(lambda carrier: guest_files.remove_path(carrier, request))
-
-    async def rename(self, request: RenameRequest) -> None:
-        await self._with(lambda carrier: guest_files.rename_path(carrier, request))
-
-    async def mkdir(self, request: MkdirRequest) -> None:
-        await self._with(lambda carrier: guest_files.make_directory(carrier, request))
-
-    async def upload(self, request: UploadRequest, tar: ByteReceiveStream) -> None:
-        await self._with(lambda carrier: guest_trees.unpack_tar(carrier, request, tar))
-
-    async def download(self, request: DownloadRequest) -> ByteReceiveStream:
-        return await self._with(lambda carrier: guest_trees.pack_tar(carrier, request))
-
-    async def dial(self, request: DialRequest) -> Connection:
-        return await self._with(lambda carrier: guest_ports.dial(carrier, request))
-
     async def snapshot(self, request: SnapshotRequest) -> NativeContent:
         if extra := request.holds - self._capabilities.snapshot_holds:
             raise UnsupportedError(
@@ -178,7 +119,7 @@ class DockerSandbox(Sandbox):
                 fix="Ask for files only, or use a provider that holds memory",
             )  # fmt: skip
         async with self._held():
-            taken = await self._with(lambda carrier: self._snapshots.take(self._state, carrier))
+            taken = await self.served(lambda carrier: self._snapshots.take(self._state, carrier))
         return NativeContent(
             provider=NAME, ref=taken.ref, holds=self._capabilities.snapshot_holds, size_bytes=taken.size_bytes,
             paused_s=taken.paused_s, method="committed as a layer of an image, while commands stood still",
@@ -209,7 +150,7 @@ class DockerSandbox(Sandbox):
         for spec in specs:
             require_enforceable(NAME, self._capabilities, spec)
         async with self._held():
-            taken = await self._with(lambda carrier: self._snapshots.take(self._state, carrier))
+            taken = await self.served(lambda carrier: self._snapshots.take(self._state, carrier))
         made: list[Sandbox] = []
         try:
             image = await self._snapshots.facts(taken.ref)
