@@ -106,7 +106,7 @@ async def test_a_command_for_which_no_descriptor_is_left_takes_none_away(state_d
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 assert len(os.listdir("/proc/self/fd")) == len(open_before)
             assert isinstance(sandbox, LocalSandbox)
-            assert sandbox._limits is not None  # pyright: ignore[reportPrivateUsage]
-            assert sandbox._limits.running == 0  # pyright: ignore[reportPrivateUsage]
+            assert sandbox._watch is not None  # pyright: ignore[reportPrivateUsage]
+            assert sandbox._watch.running == 0  # pyright: ignore[reportPrivateUsage]
             assert (await sh(sandbox, "true")).exit_code == 0
         await provider.destroy(spec.id)

@@ -9,6 +9,7 @@ __all__: list[str] = []
 if __name__ == "__main__":
     wire = claim_wire()
     from mcp_sandbox.cli.serving import serve
+    from mcp_sandbox.settings.starting import Start
 
     serve(
         project="",
@@ -18,6 +19,7 @@ if __name__ == "__main__":
         prefix=sys.argv[2],
         lifetimes={},
         wanted=None,
+        start=Start(),
         pool=0,
         wire=wire,
         handover=None,
