@@ -261,7 +261,7 @@ def test_next_to_nothing_is_loaded_before_tools_are_listed(messages: list[Mappin
     transport = ("claim", "opening", "plain_json", "preamble")
     assert set(done.stderr.decode().split()) == {
         *("fcntl", "select", "gc", "mcp_sandbox", "mcp_sandbox.cli", "mcp_sandbox.cli.serve"),
-        *("mcp_sandbox.settings", "mcp_sandbox.settings.project"),
+        *("mcp_sandbox.settings", "mcp_sandbox.settings.project", "mcp_sandbox.settings.starting"),
         *(
             "mcp_sandbox.settings.lifetimes",
             "mcp_sandbox.settings.limits",
