@@ -88,9 +88,8 @@ class LimitContract(Contract):
             assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
         await provider.destroy(spec.id)
         told = weak_limits(provider.capabilities, spec.limits)
-        assert [sentence.split()[1] for sentence in told] == [
-            field.name for field in fields(Limits) if field.name in weak
-        ]
+        asked = [limit_word(field.name) for field in fields(Limits) if field.name in weak]
+        assert [sentence.removeprefix("limit ").partition(" is not")[0] for sentence in told] == asked
 
     # -- pids
 

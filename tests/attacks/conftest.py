@@ -23,9 +23,9 @@ from mcp_sandbox.providers.gvisor import GvisorProvider
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_spec
 from tests.attacks.not_yet import OPEN
-from tests.attacks.world import Attacked, Host, mounts, plant_host
+from tests.attacks.world import Attacked, Host, plant_host
 from tests.containers.engines import Dockerd
-from tests.interaction.wire_client import WireClient, processes_below, starting, wait_until_gone
+from tests.interaction.wire_client import WireClient, mounts_of, processes_below, starting, wait_until_gone
 
 if sys.platform != "linux":
     collect_ignore_glob = ["*"]
@@ -181,9 +181,9 @@ def start(attacked: Attacked, home: Path, host: Host, project: Path) -> Iterator
 
 
 @pytest.fixture
-def server(start: Callable[..., WireClient]) -> Iterator[WireClient]:
+def server(start: Callable[..., WireClient], home: Path) -> Iterator[WireClient]:
     """One server. Whatever was done to it, afterwards it serves, and its end leaves nothing behind."""
-    before = mounts()
+    before = mounts_of(home)
     client = start()
     yield client
     assert client.process.poll() is None, b"".join(client.errors).decode()
@@ -196,4 +196,4 @@ def server(start: Callable[..., WireClient]) -> Iterator[WireClient]:
         assert not client.call("sandbox_destroy", sandbox=sandbox).is_error
     client.close()
     assert wait_until_gone(below, 5) == {}
-    assert mounts() == before
+    assert mounts_of(home) == before

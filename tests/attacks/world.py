@@ -18,7 +18,6 @@ __all__ = [
     "Host",
     "finds",
     "leaks",
-    "mounts",
     "on_host",
     "plant_host",
     "python_on_host",
@@ -101,12 +100,6 @@ def finds(token: str, text: bytes) -> bool:
 def leaks(host: Host, server: WireClient) -> bool:
     """Whether anything that the server ever said, to the client or into its log, holds the token."""
     return finds(host.token, b"".join(server.lines) + b"".join(server.errors))
-
-
-def mounts() -> list[str]:
-    """Return what is mounted, but for what belongs to container engines: those mount and unmount as they like."""
-    lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
-    return [line for line in lines if "mcp-sandbox-engine-" not in line and " nsfs " not in line]
 
 
 def on_host(script: str, *arguments: str, host: Host | None = None, cwd: Path | None = None) -> bytes:

@@ -132,7 +132,8 @@ def test_ft07_of_two_members_with_one_name_the_later_one_stays(store: ImageStore
 
 def test_snap05_devices_stay_outside_and_are_told(store: ImageStore) -> None:
     path = store.root.parent / "archive"
-    path.write_bytes(tar_with((_member("disk", tarfile.BLKTYPE), b""), (_member("null", tarfile.CHRTYPE), b"")))
+    devices = [(_member("disk", tarfile.BLKTYPE), b""), (_member("null", tarfile.CHRTYPE), b"")]
+    path.write_bytes(tar_with((_member("file"), b"x"), *devices))
     content = store.add(path)
     assert content.notes == ("2 devices left out",)
     found = [p.lstat().st_mode for p in (store.root / "base" / content.base / "root").rglob("*")]
