@@ -34,7 +34,10 @@ DISCARDED: Final = "mcp-sandbox/discarded"
 LABEL_SNAPSHOT: Final = "mcp-sandbox.snapshot"
 LABEL_PARENT: Final = "mcp-sandbox.parent"
 _THAW_S: Final = 5.0
+_PATH_BYTES: Final = 4096
+"""Engines take no longer ones (PATH_MAX), and leave them out without a word."""
 _DEEP: Final = 1000
+"""Levels that the agent looks through at once."""
 _MANY: Final = 1_000_000
 
 
@@ -212,14 +215,28 @@ class DockerSnapshots:
 
 
 async def _times(state: ContainerState, carrier: StreamCarrier) -> bytes:
-    """Return when everything that commands can write to was last changed, where that is no whole second."""
+    """Return when everything that commands can write to was last changed, where that is no whole second.
+
+    Raises:
+        UnsupportedError: The engine would lose some of it.
+    """
     found: list[bytes] = []
-    for root in (WORKSPACE, state.home, "/tmp", "/var/tmp"):  # noqa: S108 (inside a sandbox)
+    unread = [WORKSPACE, state.home, "/tmp", "/var/tmp"]  # noqa: S108 (inside a sandbox)
+    while unread:
+        root = unread.pop()
         with suppress(OSError):
-            top = await stat_path(carrier, StatRequest(path=root, follow=False))
-            found.append(_time(top))
+            found.append(_time(await stat_path(carrier, StatRequest(path=root, follow=False))))
             listing = await list_tree(carrier, ListRequest(path=root, depth=_DEEP, limit=_MANY))
-            found += [_time(entry) for entry in listing.entries]
+            for entry in listing.entries:
+                if len(os.fsencode(entry.path)) >= _PATH_BYTES:
+                    raise UnsupportedError(
+                        "No snapshot taken",
+                        why=f"a path below {root[:100]!r} is longer than the container engine can keep",
+                        fix="Remove what lies so deep, then take the snapshot again",
+                    )
+                found.append(_time(entry))
+                if entry.kind is FileKind.DIRECTORY and entry.path.count("/") - root.count("/") == _DEEP:
+                    unread.append(entry.path)
     return b"".join(found)
 
 

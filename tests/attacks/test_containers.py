@@ -13,8 +13,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest
+from mcp_sandbox.core.files import RemoveRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.snapshot import SnapshotRequest
 from mcp_sandbox.testing.driving import new_spec, read_file, run, sh
 from tests.attacks.world import Host, finds
 from tests.containers.engines import Dockerd, EngineError
@@ -241,3 +244,13 @@ def test_fs06_a_project_with_links_out_and_special_files_takes_nothing_of_the_ho
     )
     assert host.token not in shown.text
     assert "-> " + str(host.secret) in shown.text, "the control: the link itself is there"
+
+
+async def test_a_tree_that_the_engine_would_lose_is_refused_with_a_reason(sandbox: Sandbox) -> None:
+    """Engines commit no path of 4,096 bytes or more, and say nothing of it."""
+    deep = "import os\nfor _ in range(2100):\n os.mkdir('d')\n os.chdir('d')"
+    assert (await run(sandbox, "python3", "-c", deep)).exit_code == 0
+    with pytest.raises(UnsupportedError, match="longer than the container engine can keep"):
+        await sandbox.snapshot(SnapshotRequest())
+    await sandbox.remove(RemoveRequest(path="/workspace/d", recursive=True))
+    await sandbox.snapshot(SnapshotRequest())
