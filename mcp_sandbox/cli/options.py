@@ -61,7 +61,7 @@ def add_start(parser: argparse.ArgumentParser) -> None:
         "--workspace",
         choices=WORKSPACES,
         help="what /workspace is in new sandboxes: the project, of which nothing on this machine changes (overlay, the "
-        "default); a copy of it; the project itself (mount); nothing. Provider docker can do each, local overlay and "
+        "default); a copy of it; the project itself (mount); nothing. Provider docker can do each, others overlay and "
         "empty. Also MCP_SANDBOX_WORKSPACE",
     )
     parser.add_argument(
