@@ -109,6 +109,7 @@ async def open_sandboxes(
             open_provider=lambda name: guarded_provider(name, state, pool=pool if name == chosen else 0),
             owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
             provider=chosen,
+            is_asked=bool(provider or os.environ.get("MCP_SANDBOX_PROVIDER")),
             template=template(project, wanted or find_limits({}), start),
             everywhere=everywhere,
             max_sandboxes=max_sandboxes,

@@ -1,9 +1,15 @@
-"""What is told once about a project's own sandbox."""
+"""What is told once about a project's own sandbox, or refused: it may not be what was asked for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from mcp_sandbox.core.capability import Isolation
+from mcp_sandbox.core.errors import ConfigError
+from mcp_sandbox.core.provider import Provider
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.service.connections import LiveSandbox
 from mcp_sandbox.service.limits import changed_limits
+from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.store.record import SandboxRecord
 
 __all__ = ["about_another", "about_configuration"]
@@ -21,19 +27,68 @@ def about_another(record: SandboxRecord, gone: SandboxId | None) -> Sequence[str
     )
 
 
-def about_configuration(record: SandboxRecord, provider: str, template: SandboxSpec) -> Sequence[str]:
-    """Return what to say where the configuration asks for another provider, image or limits than the sandbox has."""
-    said: list[str] = []
-    image, name = template.image, record.id[:_SHORT]
-    if record.provider != provider:
-        said.append(
-            f"this project's sandbox runs on provider {record.provider!r}; {provider!r} is used once it, {name}, "
-            "is destroyed"
-        )
-    if image not in (None, record.image):
-        said.append(
-            f"this project's sandbox did not start from image {image!r}, which is used once it, {name}, is destroyed"
-        )
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    option: str
+    now: str
+    wanted: str
+
+
+async def about_configuration(
+    live: LiveSandbox, providers: OpenProviders, asked_provider: str, template: SandboxSpec, *, exact: bool
+) -> Sequence[str]:
+    """Return what to say where another provider, runtime, image or other limits are asked for than the sandbox has.
+
+    Args:
+        live: The project's own sandbox.
+        providers: Where the isolation of the one that is asked for is looked up.
+        asked_provider: The provider that somebody named; empty if nobody did.
+        template: What new sandboxes are created from.
+        exact: Refuse whatever differs; else only isolation that is weaker than what is asked for.
+
+    Raises:
+        ConfigError: The sandbox is not what was asked for.
+        ProviderUnavailableError: How strong the isolation is that was asked for cannot be found out.
+    """
+    record, name = live.record, live.record.id[:_SHORT]
+    differing = _differing(live, asked_provider, template)
+    if differing and exact:
+        raise _refused(differing[0], record)
+    said = [f"this project's sandbox {each.now}; {each.wanted!r} is used once it, {name}, is destroyed"
+            for each in differing]  # fmt: skip
+    for each in differing:
+        if each.option != "image":
+            asked = _isolation(await providers.get(asked_provider or record.provider), template.runtime)
+            if live.sandbox.capabilities.isolation < asked:
+                raise _refused(each, record, f", whose isolation is weaker than that of {each.wanted!r}")
     if told := changed_limits(record.limits, template.limits, name):
         said.append(told)
     return said
+
+
+def _differing(live: LiveSandbox, asked_provider: str, template: SandboxSpec) -> list[_Difference]:
+    record, runtime = live.record, live.sandbox.capabilities.runtime
+    found: list[_Difference] = []
+    if asked_provider not in ("", record.provider):
+        found.append(_Difference("provider", f"runs on provider {record.provider!r}", asked_provider))
+    if template.runtime not in (None, runtime):
+        on = f"on runtime {runtime!r}" if runtime else f"on provider {record.provider!r}, on no runtime of its own"
+        found.append(_Difference("runtime", f"runs {on}", str(template.runtime)))
+    if template.image not in (None, record.image):
+        start = f"started from image {record.image!r}" if record.image else "started from no image that was named"
+        found.append(_Difference("image", start, str(template.image)))
+    return found
+
+
+def _isolation(provider: Provider, runtime: str | None) -> Isolation:
+    capabilities = provider.capabilities
+    return capabilities.runtimes.get(runtime, capabilities.isolation) if runtime else capabilities.isolation
+
+
+def _refused(difference: _Difference, record: SandboxRecord, more: str = "") -> ConfigError:
+    variable = "" if difference.option == "image" else f" (MCP_SANDBOX_{difference.option.upper()})"
+    return ConfigError(
+        f"{difference.option.capitalize()} {difference.wanted!r} not used",
+        why=f"this project's sandbox, {record.id[:_SHORT]}, {difference.now}{more}",
+        fix=f"End it with everything in it, `mcp-sandbox rm --own`, or leave out --{difference.option}{variable}",
+    )

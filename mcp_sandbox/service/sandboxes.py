@@ -46,8 +46,10 @@ class SandboxService:
         open_provider: Constructs a provider by name; it is opened here, once, when it is first needed.
         owner: Whose sandboxes these are, and for which project.
         provider: Name of the provider of new sandboxes.
+        is_asked: Whether somebody named it: then the project's own sandbox must be no weaker.
         template: What a new sandbox is created from; its id and labels are replaced.
-        everywhere: Whether handles and lists reach beyond the project, as for the person at the command line.
+        everywhere: Whether handles and lists reach beyond the project, as for the person at the command line, who
+            also gets the project's own sandbox only if it is what was asked for.
         patience_s: How long a list waits for engines.
         max_sandboxes: How many sandboxes a project may have.
     """
@@ -60,6 +62,7 @@ class SandboxService:
         open_provider: Callable[[str], Provider],
         owner: Owner,
         provider: str,
+        is_asked: bool = False,
         template: SandboxSpec,
         everywhere: bool = False,
         patience_s: float = 5.0,
@@ -71,16 +74,14 @@ class SandboxService:
         self._max_sandboxes = max_sandboxes
         self._registry = registry
         self._provider = provider
+        self._asked_provider = provider if is_asked else ""
         self._template = template
         self._patience_s = patience_s
         self._providers = OpenProviders(open_provider)
         self.contents = Contents(snapshots, self._providers, self._passing_spec, provider)
         self._connections = Connections(
-            registry,
-            self._providers,
-            spec_of=self._spec,
-            content_of=self.contents.here,
-        )
+            registry, self._providers, spec_of=self._spec, content_of=self.contents.here,
+        )  # fmt: skip
         self.housekeeping = Housekeeping(
             registry=registry, snapshots=snapshots, providers=self._providers, connections=self._connections,
             principal=owner.principal,
@@ -334,13 +335,10 @@ class SandboxService:
                 found = await self._registry.default_for(self.owner, self._new_default)
                 live = await self._connections.connect(found.record, is_new=found.is_new)
                 if live is not None:
-                    return self._announced(live, gone)
+                    return await self._announced(live, gone)
                 gone = found.record.id
-        raise StateError(
-            "No sandbox for this project",
-            why="others destroy it as soon as it is made",
-            fix="Stop them, then try again",
-        )
+        why = "others destroy it as soon as it is made"
+        raise StateError("No sandbox for this project", why=why, fix="Stop them, then try again")
 
     async def _destroy(self, record: SandboxRecord, *, forget: bool) -> None:
         with anyio.move_on_after(_DESTROY_S) as scope, suppress(NotFoundError):  # not found: somebody was faster
@@ -363,10 +361,12 @@ class SandboxService:
         if self._default == record.id:
             self._default = None
 
-    def _announced(self, live: LiveSandbox, gone: SandboxId | None) -> LiveSandbox:
+    async def _announced(self, live: LiveSandbox, gone: SandboxId | None) -> LiveSandbox:
         notices = [*live.notices, *about_another(live.record, gone)]
         if self._default is None:
-            notices += about_configuration(live.record, self._provider, self._template)
+            notices += await about_configuration(
+                live, self._providers, self._asked_provider, self._template, exact=self.everywhere
+            )
         self._default = live.record.id
         return replace(live, notices=tuple(notices)) if notices else live
 

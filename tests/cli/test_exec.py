@@ -37,6 +37,27 @@ def test_every_end_has_its_status(machine: CommandLine, arguments: tuple[str, ..
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        (("--provider", "memory"), {}),
+        ((), {"MCP_SANDBOX_PROVIDER": "memory"}),
+        (("--runtime", "runsc"), {}),
+    ],
+)
+def test_a_sandbox_that_is_not_what_was_asked_for_runs_nothing(
+    machine: CommandLine, options: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    machine.say("exec", "--", "true")
+    machine.variables.update(variables)
+    done = machine.run("exec", *options, "--", "touch", "/workspace/ran")
+    assert done.returncode == 2
+    for part in (b"on provider 'local'", b"mcp-sandbox rm --own", b"leave out --"):
+        assert part in done.stderr
+    machine.variables.clear()
+    assert machine.say("exec", "--", "ls") == ""
+
+
 def test_arguments_are_not_parsed_by_a_shell(machine: CommandLine) -> None:
     assert machine.say("exec", "--", "printf", "%s|", "a b", "$HOME", "*", "", "--help") == "a b|$HOME|*||--help|"
 

@@ -55,12 +55,17 @@ def test_a_path_is_imported_once_and_again_when_it_changed(machine: CommandLine,
     machine.say("image", "rm", image["name"])
 
 
-def test_another_image_than_the_sandboxs_is_told(machine: CommandLine, root: Path) -> None:
+def test_another_image_than_the_sandboxs_is_refused(machine: CommandLine, root: Path) -> None:
     machine.say("image", "import", str(root), "--name", "told")
     machine.say("exec", "--", "true")
-    done = machine.run("exec", "--image", "told", "--", "true")
-    assert done.returncode == 0
-    assert b"did not start from image 'told'" in done.stderr
+    done = machine.run("exec", "--image", "told", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"started from no image" in done.stderr
+    assert b"mcp-sandbox rm --own" in done.stderr
+    machine.say("rm", "--own")
+    for option in (("--image", "told"), ()):
+        done = machine.run("exec", *option, "--", "cat", "/etc/os-release")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"ID=small\n", b"")
     machine.say("image", "rm", "told")
 
 

@@ -44,6 +44,8 @@ class World:
     provider: str = "memory"
     wrap: Callable[[Provider], Provider] = _unwrapped
     registry_class: type[Registry] = Registry
+    aliases: dict[str, str] = field(default_factory=dict[str, str])
+    """Further names of providers."""
     opened: list[str] = field(default_factory=list[str])
     """Names of the providers in the order in which they were constructed."""
 
@@ -86,7 +88,7 @@ class World:
 
         def make(name: str) -> Provider:
             self.opened.append(name)
-            return self.wrap(providers.load(name, self.state.provider(name)))
+            return self.wrap(providers.load(self.aliases.get(name, name), self.state.provider(name)))
 
         async with SandboxService(
             registry=self.registry,
@@ -94,6 +96,7 @@ class World:
             open_provider=make,
             owner=Owner(principal=principal, project=project),
             provider=provider or self.provider,
+            is_asked=bool(provider),
             template=SandboxSpec(id=SandboxId("template")),
             everywhere=everywhere,
             patience_s=0.5,

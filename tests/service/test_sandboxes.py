@@ -145,16 +145,6 @@ async def test_a_default_sandbox_destroyed_by_another_server_is_replaced_and_sai
         assert old.record.id in mine.notices[0]
 
 
-async def test_b083_another_provider_is_announced_and_the_old_sandbox_stays(world: World) -> None:
-    async with world.server() as server:
-        old = await server.sandboxes.open()
-    async with world.server(provider="other") as server:
-        live = await server.sandboxes.open()
-        assert live.record.id == old.record.id
-        assert ["'other'" in notice for notice in live.notices] == [True]
-        assert (await server.sandboxes.open()).notices == ()
-
-
 async def test_a_project_is_not_tied_to_a_provider_that_does_not_exist(world: World) -> None:
     async with world.server(provider="mistyped") as server:
         with pytest.raises(ConfigError, match="mistyped"):
