@@ -53,6 +53,7 @@ def guarded_provider(name: str, state: StateDirectories, policy: Policy | None =
     policy = policy or Policy()
     if name == _DOUBLE:  # the double for tests runs no programs, so there is nothing to isolate
         policy = replace(policy, min_isolation=Isolation.NONE)
+    providers.find(name)  # before a directory is made for it
     raw = providers.load(name, state.provider(name))
     return GuardedProvider(LimitedProvider(PooledProvider(raw, size=pool)), policy)
 

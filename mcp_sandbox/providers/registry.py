@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, cast
 from mcp_sandbox.core.errors import ConfigError, ProviderUnavailableError
 from mcp_sandbox.core.provider import Provider
 
-__all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "Target", "known", "load"]
+__all__ = ["BUILTIN", "ENTRY_POINT_GROUP", "Target", "find", "known", "load"]
 
 ENTRY_POINT_GROUP: Final = "mcp_sandbox.providers"
 """Other packages add a provider under this group: `name = "package.module:Class"`."""
@@ -49,6 +49,23 @@ def known() -> Mapping[str, Target]:
     return MappingProxyType(found)
 
 
+def find(name: str) -> Target:
+    """Return where a provider lives; nothing is imported.
+
+    Raises:
+        ConfigError: The name is unknown.
+    """
+    if (target := BUILTIN.get(name)) is None and (target := (targets := known()).get(name)) is None:
+        offered = sorted(set(targets) - {"memory"})  # a double for tests, which runs no programs
+        near = difflib.get_close_matches(name, offered, n=1)
+        raise ConfigError(
+            f"Unknown provider {name!r}",
+            why=f"this installation knows {', '.join(offered)}",
+            fix=f"Use {near[0]!r}" if near else "Use one of them, or install the package that brings it",
+        )
+    return target
+
+
 def load(name: str, root: Path) -> Provider:
     """Import a provider and construct it; it reaches its engine only when it is entered.
 
@@ -60,13 +77,7 @@ def load(name: str, root: Path) -> Provider:
         ConfigError: The name is unknown, or what it names is not a provider.
         ProviderUnavailableError: Its module, or an SDK that the module needs, cannot be imported.
     """
-    if (target := BUILTIN.get(name)) is None and (target := (targets := known()).get(name)) is None:
-        near = difflib.get_close_matches(name, targets, n=1)
-        raise ConfigError(
-            f"Unknown provider {name!r}",
-            why=f"this installation knows {', '.join(sorted(targets))}",
-            fix=f"Use {near[0]!r}" if near else "Use one of them, or install the package that brings it",
-        )
+    target = find(name)
     try:
         found = getattr(importlib.import_module(target.module), target.attribute)
     except (ImportError, AttributeError) as error:

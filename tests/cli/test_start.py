@@ -121,6 +121,11 @@ def test_b129_a_state_directory_that_cannot_be_used_is_a_message(cli: CommandLin
     assert b"MCP_SANDBOX_HOME" in done.stderr
 
 
+def test_an_unknown_provider_leaves_no_directory(cli: CommandLine) -> None:
+    assert cli.run("exec", "--provider", "bogus", "--", "true").returncode == 2
+    assert not list(cli.home.glob("providers/*"))
+
+
 def test_a_project_that_holds_the_state_is_refused(cli: CommandLine) -> None:
     cli.variables["MCP_SANDBOX_HOME"] = str(cli.project / "state")
     done = cli.run("exec", "--", "true")
