@@ -20,7 +20,7 @@ import anyio
 
 from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.delegation import DelegatingProvider
-from mcp_sandbox.core.errors import SandboxError, SandboxGoneError, StateError, UnsupportedError
+from mcp_sandbox.core.errors import SandboxError, SandboxGoneError, StateError
 from mcp_sandbox.core.files import StatRequest
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.leftovers import KEEPER, Leftover, Remembered
@@ -47,7 +47,7 @@ class PooledProvider(DelegatingProvider):
     """Hands out what was started ahead, as long as it lives and was made from the same spec.
 
     Args:
-        inner: The provider that makes them; it must support `Verb.ADOPT`, unless none are kept.
+        inner: The provider that makes them; without `Verb.ADOPT` none are kept, and the log says so.
         size: How many are kept ready; with none it still clears away what others left.
     """
 
@@ -68,11 +68,12 @@ class PooledProvider(DelegatingProvider):
         """Reach the engine."""
         await super().__aenter__()
         if self._size and not self.capabilities.supports(Verb.ADOPT):
-            await super().__aexit__(None, None, None)
-            raise UnsupportedError(
-                "No sandboxes kept ready", why=f"provider {self.name!r} cannot hand out what was started ahead",
-                fix="Leave out --pool (MCP_SANDBOX_POOL)",
-            )  # fmt: skip
+            self._size = 0
+            _LOG.warning(
+                "no sandboxes kept ready: provider %r cannot hand out what was started ahead; "
+                "--pool (MCP_SANDBOX_POOL) does nothing for it",
+                self.name,
+            )
         return self
 
     async def __aexit__(

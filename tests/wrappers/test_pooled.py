@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.core.errors import NotFoundError, ProviderError, StateError, UnsupportedError
+from mcp_sandbox.core.errors import NotFoundError, ProviderError, StateError
 from mcp_sandbox.core.leftovers import KEEPER, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxSpec, Workspace, WorkspaceMode
@@ -184,9 +184,13 @@ class Unadoptable(MemoryProvider):
     capabilities = replace(CAPABILITIES, verbs={})  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
 
-async def test_a_provider_that_cannot_is_refused_with_a_pool_and_works_without(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError):
-        await PooledProvider(Unadoptable(tmp_path), size=1).__aenter__()
-    async with PooledProvider(Unadoptable(tmp_path)) as provider:
+@pytest.mark.parametrize("size", [0, 1])
+async def test_a_provider_that_cannot_works_without_a_pool_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    async with PooledProvider(Unadoptable(tmp_path), size=size) as provider:
         asked = spec()
         assert (await provider.create(asked)).id == asked.id
+        assert [info.id for info in await provider.list()] == [asked.id]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * size
+    assert ("--pool (MCP_SANDBOX_POOL) does nothing" in caplog.text) is bool(size)
