@@ -41,7 +41,7 @@ async def _list(sandboxes: SandboxService, options: argparse.Namespace) -> int:
 def _row(summary: SandboxSummary) -> tuple[str, ...]:
     record = summary.record
     return (
-        record.id[:_SHORT] + "*" * summary.is_current,
+        record.id[:_SHORT] + " *" * summary.is_current,
         record.name or ("(default)" if record.is_default else "-"),
         f"{record.provider} ({summary.runtime})" if summary.runtime else record.provider,
         summary.state or "unknown",

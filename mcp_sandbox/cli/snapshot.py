@@ -67,7 +67,7 @@ async def _list(sandboxes: SandboxService, options: argparse.Namespace) -> int:
 def _row(branch: Branch) -> tuple[str, ...]:
     snapshot = branch.snapshot
     return (
-        "  " * branch.depth + snapshot.id[:_SHORT] + "*" * branch.is_here,
+        "  " * branch.depth + snapshot.id[:_SHORT] + " *" * branch.is_here,
         local_time(snapshot.created_at),
         "?" if branch.size_bytes is None else size(branch.size_bytes),
         "(file)" if branch.imported else snapshot.sandbox[:_SHORT],

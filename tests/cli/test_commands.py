@@ -38,8 +38,10 @@ def test_ls_shows_every_project_and_marks_this_one(machine: CommandLine) -> None
     assert (theirs["project"], theirs["is_current"]) == (str(other.resolve()), False)
     lines = machine.say("ls").splitlines()
     assert lines[0].split() == ["SANDBOX", "NAME", "PROVIDER", "STATE", "USED", "SNAPSHOT", "PROJECT"]
-    assert [line.split()[0] for line in lines[1:] if mine["id"][:12] in line] == [f"{mine['id'][:12]}*"]
-    assert [line.split()[0] for line in lines[1:] if theirs["id"][:12] in line] == [theirs["id"][:12]]
+    assert [line.split()[:2] for line in lines[1:] if mine["id"][:12] in line] == [[mine["id"][:12], "*"]]
+    (other_line,) = [line.split() for line in lines[1:] if theirs["id"][:12] in line]
+    assert other_line[0] == theirs["id"][:12]
+    assert "*" not in other_line
 
 
 def test_rm_destroys_by_prefix_and_goes_on_after_a_mistake(machine: CommandLine) -> None:
@@ -96,7 +98,7 @@ def test_b070_diff_shows_what_changed_in_a_form_that_git_takes(machine: CommandL
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        (("snapshot", "restore", "00000000"), b"`mcp-sandbox snapshot create`"),
+        (("snapshot", "restore", "00000000"), b"`mcp-sandbox snapshot "),
         (("rm", "nosuch"), b"`--sandbox`"),
         (("exec", "--sandbox", "nosuch", "--", "true"), b"`--sandbox`"),
     ],
@@ -169,6 +171,9 @@ def test_b090_snapshots_from_the_shell(machine: CommandLine) -> None:
     listed = _json(machine, "snapshot", "list", "--sandbox", box["id"])
     assert listed[0]["id"] == first
     assert [one["here"] for one in listed].count(True) == 1
+    lines = machine.say("snapshot", "list", "--sandbox", box["id"]).splitlines()
+    (marked,) = [words for line in lines[1:] if "*" in (words := line.split())]
+    assert marked[0] in [one["id"][:12] for one in listed if one["here"]], "what is copied is an id"
     assert "good state" in machine.say("snapshot", "list", "--sandbox", box["id"]).splitlines()[1]
     done = machine.run("snapshot", "delete", first[:8], "nosuch")
     assert (done.returncode, done.stdout.decode().split()) == (2, [first])
