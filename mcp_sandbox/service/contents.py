@@ -60,6 +60,10 @@ class Contents:
         """Return which provider uses a snapshot where nobody says: its own, unless it came from elsewhere."""
         return self._provider if stored is None or stored.imported else stored.snapshot.native.provider
 
+    def is_native(self, stored: StoredSnapshot) -> bool:
+        """Whether a snapshot was taken here, on the provider that uses what comes from elsewhere."""
+        return not stored.imported and stored.snapshot.native.provider == self._provider
+
     def here(self, snapshot_id: SnapshotId, provider: str) -> NativeContent:
         """Return the content that a provider has already.
 
@@ -79,8 +83,13 @@ class Contents:
             return native
         return self._attachments.native(stored.id, provider)
 
-    async def of(self, stored: StoredSnapshot, name: str) -> NativeContent:
+    async def of(self, stored: StoredSnapshot, name: str, *, image: str = "") -> NativeContent:
         """Return content that a provider can use, made now from the portable form if it has none yet.
+
+        Args:
+            stored: The snapshot.
+            name: The provider.
+            image: What it is made on if the snapshot has no image that is here; empty is that of new sandboxes.
 
         Raises:
             UnsupportedError: It belongs to another provider, and has no portable form.
@@ -98,8 +107,8 @@ class Contents:
             with file:
                 archive = await to_thread.run_sync(Archive, file)
                 spec = self.spec(name)
-                if image := await self.image_of(stored, name):
-                    spec = replace(spec, image=image)
+                if image := await self.image_of(stored, name) or image:
+                    spec = replace(spec, image=image, fetch_image=False)
                 native = await _unpacked(archive, await self._providers.get(name), spec)
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._attachments.attach_native, stored.id, native)

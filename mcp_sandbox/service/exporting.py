@@ -3,6 +3,7 @@
 import os
 import secrets
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -270,6 +271,8 @@ async def import_snapshot(sandboxes: SandboxService, source: Path) -> Imported:
         archive = await to_thread.run_sync(_checked, file)
         snapshot, left_out = archive.snapshot, archive.manifest.left_out
         known = await _known(sandboxes, snapshot.id)
+        if known is not None and not known.imported:
+            await _carry_over(sandboxes, known, [tree.root for tree in archive.manifest.trees])
         # The id does not cover the portable form: one that is here is never replaced by a stranger's.
         with anyio.CancelScope(shield=True):
             if not known or (known.imported and not await to_thread.run_sync(attachments.has_portable, snapshot.id)):
@@ -284,6 +287,23 @@ async def import_snapshot(sandboxes: SandboxService, source: Path) -> Imported:
     stored = await sandboxes.snapshot(snapshot.id)
     lacks_image = bool(snapshot.image) and not await _has_image(sandboxes, stored)
     return Imported(snapshot=snapshot, left_out=left_out, known=known is not None, lacks_image=lacks_image)
+
+
+async def _carry_over(sandboxes: SandboxService, stored: StoredSnapshot, roots: Sequence[str]) -> None:
+    """Give a snapshot that was taken here the portable form that another provider needs to use it.
+
+    It is written from the snapshot itself: a stranger's file may say anything under its id.
+    """
+    attachments = sandboxes.snapshots.attachments
+    if sandboxes.contents.is_native(stored) or await to_thread.run_sync(attachments.has_portable, stored.id):
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        written = Path(directory) / "portable"
+        await export_snapshot(sandboxes, stored.id, written, paths=roots)
+        copy, file = await to_thread.run_sync(attachments.copy_of, written)
+    with file:
+        await to_thread.run_sync(_sync, file)
+        await to_thread.run_sync(attachments.attach, stored.id, copy)
 
 
 async def _has_image(sandboxes: SandboxService, stored: StoredSnapshot) -> bool:

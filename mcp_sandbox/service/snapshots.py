@@ -140,7 +140,8 @@ class SnapshotService:
             _require(live, Verb.SNAPSHOT)
             if not targets:
                 _require(live, Verb.RESTORE)
-            content = await self._sandboxes.contents.of(stored, live.record.provider)
+            image = live.record.image or ""
+            content = await self._sandboxes.contents.of(stored, live.record.provider, image=image)
             async with self._sandboxes.exclusively(live.record):
                 before = await self._replace(live, stored.id, content, targets)
         sandbox = live.record.id

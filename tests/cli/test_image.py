@@ -69,6 +69,22 @@ def test_another_image_than_the_sandboxs_is_refused(machine: CommandLine, root: 
     machine.say("image", "rm", "told")
 
 
+def test_an_imported_snapshot_is_restored_onto_the_image_of_its_sandbox(
+    machine: CommandLine, root: Path, tmp_path: Path
+) -> None:
+    machine.say("image", "import", str(root), "--name", "below")
+    machine.say("exec", "--", "sh", "-c", "echo kept > a")
+    snapshot, file = machine.say("snapshot", "create").strip(), str(tmp_path / "work.snapshot")
+    machine.say("snapshot", "export", snapshot, file)
+    machine.say("snapshot", "delete", snapshot)
+    machine.say("rm", "--own")
+    machine.say("exec", "--image", "below", "--", "cat", "/etc/os-release")
+    machine.say("snapshot", "import", file)
+    machine.say("snapshot", "restore", snapshot)
+    assert machine.say("exec", "--", "cat", "/etc/os-release", "a") == "ID=small\nkept\n"
+    machine.say("image", "rm", "below")
+
+
 def test_an_exported_snapshot_names_its_image_and_lies_on_the_one_of_that_name(
     machine: CommandLine, root: Path, tmp_path: Path
 ) -> None:

@@ -131,6 +131,37 @@ async def test_a_file_of_one_provider_makes_sandboxes_of_another(tmp_path: Path,
         pytest.skip(str(error))
 
 
+@pytest.mark.parametrize(("made_on", "used_on"), [("local", "memory"), ("memory", "local")])
+async def test_a_snapshot_goes_to_another_provider_of_this_machine_and_back(
+    tmp_path: Path, made_on: str, used_on: str
+) -> None:
+    world, file = World.make(tmp_path, made_on), tmp_path / "work.snapshot"
+    try:
+        async with world.server() as server:
+            source = (await server.sandboxes.open()).sandbox
+            await put(source, "/workspace/a", "there")
+            snapshot_id = await _exported(server, file)
+            assert (await import_snapshot(server.sandboxes, file)).known
+            assert not list(world.state.snapshots.glob("*.portable")), "its own provider needs none"
+        async with world.server(project="/q", provider=used_on, everywhere=True) as other:
+            assert (await import_snapshot(other.sandboxes, file)).known
+            live = (await other.snapshots.restore(snapshot_id)).sandbox
+            assert live.record.provider == used_on
+            assert await content(live.sandbox, "/workspace/a") == "there"
+            await put(live.sandbox, "/workspace/a", "and back")
+            file.unlink()
+            back_id = await _exported(other, file)
+        async with world.server(everywhere=True) as server:
+            assert (await import_snapshot(server.sandboxes, file)).known
+            live = (await server.snapshots.restore(back_id)).sandbox
+            assert live.record.provider == made_on
+            assert await content(live.sandbox, "/workspace/a") == "and back"
+            for summary in await server.sandboxes.list():
+                await server.sandboxes.destroy(summary.record.id)
+    except ProviderUnavailableError as error:
+        pytest.skip(str(error))
+
+
 async def test_the_same_snapshot_makes_the_same_file(server: Server, tmp_path: Path) -> None:
     await _furnish((await server.sandboxes.open()).sandbox)
     snapshot_id = await _exported(server, tmp_path / "one")
