@@ -34,6 +34,7 @@ from mcp_sandbox.engines.docker_ready import ReadyImages
 from mcp_sandbox.engines.docker_state import ContainerState, ContainerStates
 from mcp_sandbox.engines.docker_stream import open_exec
 from mcp_sandbox.engines.docker_user import SandboxUser, choose_user, first_file
+from mcp_sandbox.engines.docker_watching import watch_container
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.hostfs.tree_packing import packed_file
 
@@ -259,6 +260,10 @@ class DockerEngine:
         try:
             carrier = await StreamCarrier.open(stream)
             carrier.limits = state.limits
+            own_kernel = self.facts.has_own_kernel(state.runtime or None)
+            carrier.begin(
+                watch_container(self.client, self._version, name, carrier, state.limits, own_kernel=own_kernel)
+            )
             return carrier
         except SandboxGoneError:
             if stream.errors:

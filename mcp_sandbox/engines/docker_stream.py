@@ -7,7 +7,8 @@ import json
 import logging
 import ssl
 import struct
-from typing import Final
+from contextlib import suppress
+from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
 import anyio
@@ -16,7 +17,7 @@ from anyio.abc import ByteStream, Process
 from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError, StateError
 from mcp_sandbox.engines.docker_endpoint import Endpoint, TlsFiles
 
-__all__ = ["ExecStream", "open_exec"]
+__all__ = ["ExecStream", "open_connection", "open_exec"]
 
 _log = logging.getLogger(__name__)
 _HEAD: Final = struct.Struct(">BxxxL")
@@ -46,6 +47,8 @@ class ExecStream(ByteStream):
         while True:
             while not self._left:
                 await self._fill(_HEAD.size)
+                if self._buffer[0] > _STDERR or any(self._buffer[1:4]):
+                    await self._complain()
                 self._kind, self._left = _HEAD.unpack_from(self._buffer)
                 del self._buffer[: _HEAD.size]
             await self._fill(1)
@@ -57,6 +60,14 @@ class ExecStream(ByteStream):
             if self._kind == _STDERR:
                 self.errors = (self.errors + data)[-_SAID_MAX:]
                 _log.debug("a bridge says: %r", data[:_SAID_MAX])
+
+    async def _complain(self) -> NoReturn:
+        """Take what comes without a header as the engine's own words: why the program does not run."""
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError), anyio.move_on_after(DRAIN_S):
+            await self._fill(_SAID_MAX)
+        self.errors = bytes(self._buffer[:_SAID_MAX]).strip()
+        _log.info("the container engine says: %r", self.errors)
+        raise anyio.EndOfStream
 
     async def _fill(self, least: int) -> None:
         while len(self._buffer) < least:
@@ -132,7 +143,7 @@ async def open_exec(endpoint: Endpoint, version: str, exec_id: str) -> ExecStrea
     below: ByteStream | None = None
     try:
         with anyio.fail_after(CONNECT_S):
-            below = await _connect(endpoint)
+            below = await open_connection(endpoint)
             body = json.dumps({"Detach": False, "Tty": False}).encode()
             await below.send(
                 f"POST /v{version}/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\n"
@@ -149,7 +160,8 @@ async def open_exec(endpoint: Endpoint, version: str, exec_id: str) -> ExecStrea
         raise
 
 
-async def _connect(endpoint: Endpoint) -> ByteStream:
+async def open_connection(endpoint: Endpoint) -> ByteStream:
+    """Connect to an engine. Raises what the system says."""
     if endpoint.is_here:
         return await anyio.connect_unix(endpoint.socket_path)
     parts = urlsplit(endpoint.url)

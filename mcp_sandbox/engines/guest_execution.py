@@ -35,6 +35,9 @@ class CommandCarrier(GuestCarrier):
     def post(self, kind: Type, payload: bytes) -> None:
         """Send a request whose answer nobody waits for."""
 
+    def end_if_silent(self, since: float) -> None:
+        """End the connection if nothing was heard from the agent since a moment of the event loop's clock."""
+
     @abc.abstractmethod
     def forget(self, number: int) -> None:
         """Stop passing events of a command on."""
@@ -81,15 +84,16 @@ class GuestExecution(Execution):
             )
         )
 
-    def lost(self) -> None:
-        """Take it that the sandbox ended first."""
-        self._unknown_end("the sandbox ended while the command ran" if self._reason is None else "")
+    def lost(self, termination: Termination = Termination.LOST, detail: str = "") -> None:
+        """Take it that the sandbox ended first, for a reason if it is known."""
+        words = detail or "the sandbox ended while the command ran"
+        self._unknown_end(words if self._reason is None or detail else "", termination)
 
-    def _unknown_end(self, detail: str) -> None:
+    def _unknown_end(self, detail: str, termination: Termination = Termination.LOST) -> None:
         self._finish(
             ExecResult(
                 exit_code=None,
-                termination=self._reason or Termination.LOST,
+                termination=self._reason or termination,
                 duration_s=time.monotonic() - self._started,
                 detail=detail,
             )
@@ -114,6 +118,7 @@ class GuestExecution(Execution):
     def _kill_until(self, end: float) -> None:
         if self._loop.time() >= end:
             self._unknown_end("it was killed, but its end has not come")
+            self._carrier.end_if_silent(end - KILL_S)  # else its output would be waited for
         elif not self._carrier.closed:
             self._carrier.post(Type.SIGNAL, fields(self.number, signal.SIGKILL, 1))
             self._killing = self._loop.call_later(AGAIN_S, self._kill_until, end)

@@ -13,7 +13,7 @@ from anyio.abc import ByteReceiveStream, ByteStream
 from mcp_sandbox.core.exec import ExecRequest, Execution
 from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines.carrier import Duplex, GuestRestarting, Reply, Sink, Source, error_fields, gone, os_error
-from mcp_sandbox.engines.guest_execution import CommandCarrier, command_payload, never_started, too_large
+from mcp_sandbox.engines.guest_execution import GuestExecution, command_payload, never_started, too_large
 from mcp_sandbox.engines.kernels import Kernel
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits
 from mcp_sandbox.engines.stream_answers import reply, seen, verdict
@@ -29,6 +29,7 @@ from mcp_sandbox.engines.stream_channels import (
     WorkerInlet,
 )
 from mcp_sandbox.engines.stream_execution import OUTPUT, StreamExecution
+from mcp_sandbox.engines.watched_carrier import WatchedCarrier
 from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.wire import (
     MESSAGE_MAX,
@@ -55,10 +56,11 @@ ROW_BYTES: Final = 1 << 20
 """Outgoing bytes beyond which senders wait."""
 
 
-class StreamCarrier(CommandCarrier, ChannelCarrier):
+class StreamCarrier(WatchedCarrier, ChannelCarrier):
     """One connection to the bridge role of a guest agent. Use `open`; `aclose` ends it, and the stream with it."""
 
     def __init__(self, transport: ByteStream) -> None:
+        super().__init__()
         self.limits: Limits | None = None
         """Of the sandbox, for what the ends of commands have to do with them."""
         self.kernel = Kernel()
@@ -66,7 +68,6 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         self.on_park: Callable[[], None] = lambda: None
         """Called when the bridge is to be without a stream for a moment."""
         self._transport = transport
-        self._loop = asyncio.get_running_loop()
         self._number = 0
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._commands: dict[int, StreamExecution] = {}
@@ -78,9 +79,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         self._row_bytes = 0
         self._more = asyncio.Event()
         self._less = asyncio.Event()
-        self._heard_at = self._loop.time()
         self._welcome: asyncio.Future[Frame] = self._loop.create_future()
-        self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def open(cls, transport: ByteStream) -> "StreamCarrier":
@@ -200,6 +199,10 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
         self._commands.pop(number, None)
         self._abandon(number)
 
+    def commands(self) -> list[GuestExecution]:
+        """Return those that have not ended."""
+        return list(self._commands.values())
+
     async def aclose(self) -> None:
         """End the connection."""
         self._end()
@@ -307,6 +310,9 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
             _log.warning("cut off a guest agent that broke the protocol: %s", error)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass  # whoever waits learns that the sandbox is gone
+        else:
+            if not self._restarting:
+                await self._ask_why()
         finally:
             self._end()
 
@@ -380,7 +386,7 @@ class StreamCarrier(CommandCarrier, ChannelCarrier):
             outlet.finished(0, gone())
         for inlet in self._inlets.values():
             inlet.finished(gone())
-        for execution in list(self._commands.values()):
+        for execution in self.commands():
             execution.lost()
         self._inlets.clear()
         self._outlets.clear()
