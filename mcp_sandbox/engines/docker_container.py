@@ -30,6 +30,7 @@ __all__ = [
     "container_name",
     "environment",
     "project_archive",
+    "tmp_archive",
 ]
 
 AGENT: Final = "/.mcp-sandbox"
@@ -44,6 +45,8 @@ _NO_CORE_FILES: Final = 1
 """With 0 the program that the machine's `core_pattern` names would still be run; with 1 it is not (man 5 core)."""
 _PLACES: Final = (SPOOL, "/tmp/", "/var/tmp/")  # noqa: S108 (inside a sandbox)
 """A slash at the end: everybody's."""
+_IN_TMP: Final = ".mcp-sandbox"
+"""Root's, so that no command can remove it from a directory that is everybody's."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -149,6 +152,15 @@ def agent_archive(image: ImageFacts, user: SandboxUser, passwd: bytes | None, gr
     for path, table in with_entries(user, passwd, group):
         yield packed_file(path, table, 0o644)
     yield bytes(1024)
+
+
+def tmp_archive(*, whole: bool) -> bytes:
+    """Return the tar stream for /tmp, or of `whole` /tmp for the root, that keeps gVisor from mounting a tmpfs there.
+
+    It hides a /tmp that is empty, and what is written to the tmpfs is in no snapshot.
+    """
+    above = packed_directory("tmp", 0o1777) if whole else b""
+    return above + packed_directory(f"tmp/{_IN_TMP}" if whole else _IN_TMP, 0o700) + bytes(1024)
 
 
 def project_archive(source: str, user: SandboxUser) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from mcp_sandbox.engines.docker_container import (
     container_name,
     environment,
     project_archive,
+    tmp_archive,
 )
 from mcp_sandbox.engines.docker_facts import EngineFacts, engine_facts
 from mcp_sandbox.engines.docker_mounting import owner_of
@@ -114,7 +115,7 @@ class DockerEngine:
         try:
             if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
                 await self._put(container, lambda: project_archive(spec.workspace.source or "", user))
-            await self._start_with(container, times)
+            await self._start_with(container, times, spec.runtime)
             state = ContainerState(
                 id=spec.id, created_at=timestamp(), image=image.name, image_id=image.image_id, uid=user.uid,
                 gid=user.gid, user=user.name, home=user.home, env=environment(image, user, spec), limits=spec.limits,
@@ -135,7 +136,7 @@ class DockerEngine:
         )
         container, user = await self._ready_container(spec, image, f"{container_name(state.id)}.{secrets.token_hex(6)}")
         try:
-            await self._start_with(container, times)
+            await self._start_with(container, times, spec.runtime)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(ProviderError):
                 await self.remove(container)
@@ -145,10 +146,18 @@ class DockerEngine:
             home=user.home,
         )  # fmt: skip
 
-    async def _start_with(self, container: str, times: bytes) -> None:
+    async def _start_with(self, container: str, times: bytes, runtime: str | None) -> None:
+        if self.facts.has_own_kernel(runtime):
+            await self._keep_tmp(container)
         if times:
             await self._put(container, lambda: iter([packed_file(f"{AGENT[1:]}/times", times, 0o400), bytes(1024)]))
         await self.start(container)
+
+    async def _keep_tmp(self, container: str) -> None:
+        try:
+            await self._put(container, lambda: iter([tmp_archive(whole=False)]), "/tmp")  # noqa: S108 (inside)
+        except NotFoundError:  # its image has none
+            await self._put(container, lambda: iter([tmp_archive(whole=True)]))
 
     async def bring_project(self, state: ContainerState, source: str) -> None:
         """Copy a project into the workspace of a sandbox."""
@@ -220,9 +229,9 @@ class DockerEngine:
         except NotFoundError:
             return None
 
-    async def _put(self, container: str, archive: Callable[[], Iterator[bytes]]) -> None:
+    async def _put(self, container: str, archive: Callable[[], Iterator[bytes]], where: str = "/") -> None:
         what = "Nothing can be put into the container"
-        await self.client.call(what, lambda api: api.put_archive(container, "/", archive()))
+        await self.client.call(what, lambda api: api.put_archive(container, where, archive()))
 
     # ------------------------------------------------------------------------------------------ running
 
