@@ -1,6 +1,8 @@
 """What the sandbox and snapshot tools say: text for models, the same facts for programs."""
 
 import json
+import os
+import shutil
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -69,7 +71,7 @@ class Client:
 
 
 @asynccontextmanager
-async def _client(home: Path) -> AsyncGenerator[Client]:
+async def _client(home: Path, provider: str = "memory") -> AsyncGenerator[Client]:
     state = await to_thread.run_sync(open_state, {"MCP_SANDBOX_HOME": str(home)})
     async with (
         SandboxService(
@@ -77,7 +79,7 @@ async def _client(home: Path) -> AsyncGenerator[Client]:
             snapshots=SnapshotStore(state.snapshots),
             open_provider=lambda name: providers.load(name, state.provider(name)),
             owner=Owner(principal="me", project="/p"),
-            provider="memory",
+            provider=provider,
             template=SandboxSpec(id=SandboxId("template")),
         ) as sandboxes,
         ExecutionService(sandboxes) as execution,
@@ -124,6 +126,22 @@ async def test_a_snapshot_answers_its_id_first_and_how_to_go_back(client: Client
     assert answer.text.startswith(snapshot)
     assert f'snapshot="{snapshot[:12]}"' in answer.text
     assert "not the running processes" in answer.text
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("MCP_SANDBOX_RUNSC") or shutil.which("runsc")),
+    reason="no runsc in PATH: tests/containers/install-runsc brings one",
+)
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="an ordinary user may have no base image")
+async def test_a_snapshot_with_memory_says_that_what_ran_goes_on(tmp_path: Path) -> None:
+    async with _client(tmp_path / "state", "gvisor") as client:
+        taken = await client("snapshot_create")
+        assert "memory and processes" in taken.text
+        assert taken.structured is not None
+        restored = await client("snapshot_restore", snapshot=taken.structured["id"])
+        assert "what ran when the snapshot was taken goes on from there" in restored.text
+        for row in (await client.facts("sandbox_list"))["sandboxes"]:
+            await client("sandbox_destroy", sandbox=row["id"])
 
 
 async def test_b095_a_restore_names_its_undo(client: Client) -> None:

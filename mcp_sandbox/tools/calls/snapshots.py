@@ -17,6 +17,11 @@ _MOST_LISTED = 100
 _MOST_NAMED = 10
 _SHORT = 12
 _NOTE_CHARACTERS = 100
+_ENDED = "Commands that ran in it were ended."
+_RESUMED = (
+    "Commands that ran in it were ended; what ran when the snapshot was taken goes on from there, "
+    "but its output is not followed."
+)
 
 
 async def snapshot_create(call: Call) -> Answer:
@@ -31,7 +36,9 @@ async def snapshot_create(call: Call) -> Answer:
     if native.method:
         words.append(f"method={native.method!r}")
     lines = [*taken.sandbox.notices, " ".join(words)]
-    if Facet.MEMORY not in native.holds:
+    if Facet.MEMORY in native.holds:
+        lines.append("It holds every file, and memory and processes as they ran.")
+    else:
         lines.append("It holds every file, not the running processes.")
     lines.append(f'Go back with `{call.prefix}snapshot_restore`, snapshot="{snapshot.id[:_SHORT]}".')
     return Answer(text="\n".join(lines), structured=facts)
@@ -70,7 +77,7 @@ async def snapshot_restore(call: Call) -> Answer:
     lines = [
         *restored.sandbox.notices,
         f"Restored {', '.join(named) or 'everything'} in sandbox {restored.sandbox.record.id} to snapshot {done}.",
-        *["Commands that ran in it were ended."] * (not restored.paths),
+        *[_ENDED if Facet.MEMORY not in restored.snapshot.native.holds else _RESUMED] * (not restored.paths),
         f'What was there before is snapshot {undo}: undo with `{call.prefix}snapshot_restore`, snapshot="{undo}".',
     ]
     return Answer(
