@@ -38,6 +38,11 @@ async def watch_container(
     """
 
     async def why() -> tuple[Termination, str]:
+        try:  # first without the SDK, which leaves a socket open that it cannot connect
+            await anyio.aclose_forcefully(await open_connection(client.endpoint))
+        except OSError as error:
+            words = error.strerror or type(error).__name__
+            return Termination.LOST, f"the container engine does not answer ({words})"
         try:
             found = await client.call("No container", lambda api: api.inspect_container(container))
             with anyio.move_on_after(SETTLE_S):  # connections end before the engine knows of the container's end

@@ -94,6 +94,8 @@ class DockerSandbox(GuestSandbox[StreamCarrier]):
                     self._stamp = stamp
                     if self._carrier is not None and self._state.container != before.container:
                         await self._carrier.aclose()
+                if self._carrier is not None and self._carrier.closed:
+                    await self._carrier.aclose()
                 if self._carrier is None or self._carrier.closed:
                     self._carrier = await self._engine.connect(self._state)
             except NotFoundError as error:
