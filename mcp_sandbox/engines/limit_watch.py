@@ -56,6 +56,8 @@ class _Watched:
     lately: dict[int, Written] = field(default_factory=dict[int, Written])
     """What they had written when its tree was last measured."""
     used: DiskUsage | None = None
+    over_bytes: int | None = None
+    """What it used when it was found to use too much; `None` while it does not."""
     measure_at: float = 0.0
 
 
@@ -219,21 +221,23 @@ class LimitWatch:
         init = watched.limits.init()
         if init is None:
             return
+        if limits.disk_bytes is not None and used.bytes <= limits.disk_bytes:
+            watched.over_bytes = None
         pids = descendants(init)
         now = written_by(pids)
         lately, watched.lately = watched.lately, now
+        if before is None:
+            watched.over_bytes = used.bytes
         if before is None or not (used.bytes > before.bytes or used.inodes > before.inodes):
             return  # it may be making room
         if limits.disk_bytes is not None and used.bytes > limits.disk_bytes:
+            found_at, watched.over_bytes = watched.over_bytes, watched.over_bytes or used.bytes
+            grown = writers(now, lately, _UNNOTICED_BYTES, in_memory=self._in_memory)
+            if found_at is not None and used.bytes <= found_at + _UNNOTICED_BYTES:
+                return  # who filled it may be gone, and this one be making room
             why = f"the disk limit was reached: {size_text(used.bytes)} of {size_text(limits.disk_bytes)} are used"
-            # Who filled it may be gone, and this one be making room; if it grows on all the same, it is somebody here.
-            again = before.bytes > limits.disk_bytes
-            _end(
-                watched.limits,
-                init,
-                writers(now, lately, 0, in_memory=self._in_memory) or ({*pids} if again else set()),
-                why,
-            )
+            _end(watched.limits, init, grown or {*pids}, why)
+            watched.used = None  # what they still write is not charged to whoever comes next
         elif limits.inodes is not None and used.inodes > before.inodes > limits.inodes:
             _end_all(watched.limits, f"the limit of files was reached: {used.inodes} of {limits.inodes} exist")
 

@@ -19,12 +19,11 @@ import pytest
 
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.core.provider import Sandbox
-from mcp_sandbox.engines import embedded, launcher, plan
+from mcp_sandbox.engines import embedded, launcher, layered_sandbox, plan
 from mcp_sandbox.engines.plan import NAMESPACES, sandbox_plan
 from mcp_sandbox.engines.selftest import SelfTest
 from mcp_sandbox.guest import build
 from mcp_sandbox.providers.local import LocalProvider
-from mcp_sandbox.providers.local import sandbox as local_sandbox
 from mcp_sandbox.testing.confinement import ConfinementContract
 from mcp_sandbox.testing.contract import Canary
 from mcp_sandbox.testing.driving import new_spec, run, sh
@@ -107,7 +106,7 @@ def no_filter(patch: pytest.MonkeyPatch) -> None:
 
 def environment(patch: pytest.MonkeyPatch) -> None:
     """Give commands the environment of the server."""
-    patch.setattr(local_sandbox, "ENVIRONMENT", {**plan.ENVIRONMENT, **os.environ})
+    patch.setattr(layered_sandbox, "ENVIRONMENT", {**plan.ENVIRONMENT, **os.environ})
 
 
 def ready(patch: pytest.MonkeyPatch) -> None:

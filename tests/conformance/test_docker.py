@@ -7,7 +7,10 @@ import pytest
 
 from mcp_sandbox.core.provider import Provider
 from mcp_sandbox.providers.docker import DockerProvider
+from mcp_sandbox.testing.confinement import ConfinementContract
 from mcp_sandbox.testing.kit import ProviderContract
+from mcp_sandbox.testing.lifecycle import LifecycleContract
+from mcp_sandbox.testing.snapshots import SnapshotContract
 from tests.containers.engines import Dockerd, Engine, Podman
 
 __all__ = ["TestDocker", "TestDockerOnGvisor", "TestPodman"]
@@ -28,8 +31,11 @@ class TestDocker(ProviderContract):
             yield provider
 
 
-class TestDockerOnGvisor(ProviderContract):
-    """The same engine, with a kernel between programs and the host's."""
+class TestDockerOnGvisor(LifecycleContract, SnapshotContract, ConfinementContract):
+    """The same engine, with a kernel between programs and the host's: what that can change.
+
+    Commands and files inside are tested on provider `gvisor`, with the same kernel.
+    """
 
     @pytest.fixture
     async def provider(self, dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Provider]:
@@ -40,8 +46,8 @@ class TestDockerOnGvisor(ProviderContract):
             yield provider
 
 
-class TestPodman(ProviderContract):
-    """Rootless where the tests are."""
+class TestPodman(LifecycleContract, ConfinementContract):
+    """Rootless where the tests are: what another engine can change. The agent inside is the same."""
 
     @pytest.fixture
     async def provider(self, podman: Podman, tmp_path: Path) -> AsyncIterator[Provider]:
