@@ -221,22 +221,27 @@ class LimitWatch:
         init = watched.limits.init()
         if init is None:
             return
-        if limits.disk_bytes is not None and used.bytes <= limits.disk_bytes:
+        is_over = limits.disk_bytes is not None and used.bytes > limits.disk_bytes
+        if not is_over:
             watched.over_bytes = None
+        elif before is None:
+            watched.over_bytes = used.bytes
         pids = descendants(init)
         now = written_by(pids)
         lately, watched.lately = watched.lately, now
-        if before is None:
-            watched.over_bytes = used.bytes
         if before is None or not (used.bytes > before.bytes or used.inodes > before.inodes):
             return  # it may be making room
-        if limits.disk_bytes is not None and used.bytes > limits.disk_bytes:
+        if limits.disk_bytes is not None and is_over:
             found_at, watched.over_bytes = watched.over_bytes, watched.over_bytes or used.bytes
             grown = writers(now, lately, _UNNOTICED_BYTES, in_memory=self._in_memory)
             if found_at is not None and used.bytes <= found_at + _UNNOTICED_BYTES:
                 return  # who filled it may be gone, and this one be making room
+            if found_at is not None and not grown:
+                grown = {*pids}  # it grows on all the same: somebody here
+            if not grown:
+                return
             why = f"the disk limit was reached: {size_text(used.bytes)} of {size_text(limits.disk_bytes)} are used"
-            _end(watched.limits, init, grown or {*pids}, why)
+            _end(watched.limits, init, grown, why)
             watched.used = None  # what they still write is not charged to whoever comes next
         elif limits.inodes is not None and used.inodes > before.inodes > limits.inodes:
             _end_all(watched.limits, f"the limit of files was reached: {used.inodes} of {limits.inodes} exist")

@@ -19,14 +19,13 @@ import pytest
 from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError
 from mcp_sandbox.core.image import ImageRequest, Recipe
 from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxSpec
-from mcp_sandbox.engines import embedded, fences, launcher, selftest
+from mcp_sandbox.engines import embedded, fences, launcher, layered_sandbox, selftest
 from mcp_sandbox.engines.fences import FENCES, Evidence, judge
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.plan import ENVIRONMENT, NAMESPACES, sandbox_plan
 from mcp_sandbox.engines.probing import Answer
 from mcp_sandbox.engines.selftest import SelfTest
 from mcp_sandbox.providers.local import LocalProvider
-from mcp_sandbox.providers.local import sandbox as local
 from mcp_sandbox.testing.driving import new_id, run
 
 __all__: list[str] = []
@@ -201,7 +200,7 @@ async def test_system_calls_that_are_not_refused_are_named(root: Path, monkeypat
 
 
 async def test_an_environment_that_is_not_cleaned_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "ENVIRONMENT", {**ENVIRONMENT, "AWS_SECRET_ACCESS_KEY": "x"})
+    monkeypatch.setattr(layered_sandbox, "ENVIRONMENT", {**ENVIRONMENT, "AWS_SECRET_ACCESS_KEY": "x"})
     assert "AWS_SECRET_ACCESS_KEY" in (await _broken(root))["environment"]
     monkeypatch.undo()
     spawn = os.posix_spawn
