@@ -93,7 +93,7 @@ def _measured(scratch: Path, *, quick: bool) -> list[Row]:
                 size_mib=64 if quick else 1024,
             ),
         ]
-    rows += gvisor_rows(home, count)
+    rows += gvisor_rows(home.with_name("gvisor"), count)  # a sandbox of its own: the other one is of provider local
     after = Row.of("beside it: a new empty file there, at the end", new_files(scratch, count * 10))
     return [before, *start_rows(home, max(5, count // 2)), *rows, after]
 
