@@ -17,6 +17,7 @@ __all__ = [
     "SPOOL",
     "Volume",
     "id_tokens",
+    "kernel_tokens",
     "limit_tokens",
     "overlay_tokens",
     "sandbox_plan",
@@ -127,6 +128,17 @@ def _most(counter: str) -> int:
         return 0
 
 
+def kernel_tokens(devices: Sequence[str]) -> bytes:
+    """Return the steps that make `/proc`, and `/dev` with a few devices of the host."""
+    parts = [
+        tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),
+        tokens("fs", "/dev", "tmpfs", "mode=755,size=65536,nr_inodes=64", _NOSUID | _NOEXEC),
+    ]
+    for name in devices:
+        parts += [tokens("touch", f"/dev/{name}"), tokens("bind", f"/dev/{name}", f"/dev/{name}", _NOSUID | _NOEXEC)]
+    return b"".join(parts)
+
+
 def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, options: bytes = b"") -> bytes:
     """Return the plan. The first volume is the root; the order of the rest is the order of mounting.
 
@@ -143,12 +155,7 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, 
         options,
         tokens("--"),
         *(overlay_tokens(volume, identity) for volume in volumes),
-        tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),
-        tokens("fs", "/dev", "tmpfs", "mode=755,size=65536,nr_inodes=64", _NOSUID | _NOEXEC),
-    ]
-    for name in _DEVICES:
-        parts += [tokens("touch", f"/dev/{name}"), tokens("bind", f"/dev/{name}", f"/dev/{name}", _NOSUID | _NOEXEC)]
-    parts += [
+        kernel_tokens(_DEVICES),
         tokens("mkdir", "/dev/pts"),
         tokens("fs", "/dev/pts", "devpts", f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}", _NOSUID | _NOEXEC),
         tokens("mkdir", "/dev/shm"),

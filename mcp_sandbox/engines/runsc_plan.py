@@ -17,6 +17,7 @@ from mcp_sandbox.engines.plan import (
     NAMESPACES,
     Volume,
     id_tokens,
+    kernel_tokens,
     limit_tokens,
     overlay_tokens,
 )
@@ -68,9 +69,9 @@ class Places:
     """The checkpoint to start from."""
 
 
-def command(*arguments: str, debug: bool = False) -> tuple[str, ...]:
+def command(*arguments: str) -> tuple[str, ...]:
     """Return a call of runsc, as it is made in its own root."""
-    return (_PROGRAM, "--root", _STATE, *_FLAGS, *(("--debug", "--debug-log=/tmp/") if debug else ()), *arguments)
+    return (_PROGRAM, "--root", _STATE, *_FLAGS, *arguments)
 
 
 def runsc_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, places: Places, options: bytes) -> bytes:
@@ -88,13 +89,11 @@ def runsc_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, pl
         tokens("fs", "/", "tmpfs", "mode=755,size=67108864,nr_inodes=4096", _NOSUID | _NODEV),
         *(overlay_tokens(_below_root(volume), identity) for volume in volumes),
         *(tokens("mkdir", path) for path in ("/proc", "/dev", _TEMPORARY, _STATE)),
-        tokens("fs", "/proc", "proc", "", _NOSUID | _NODEV | _NOEXEC),
-        tokens("fs", "/dev", "tmpfs", "mode=755,size=65536,nr_inodes=64", _NOSUID | _NOEXEC),
+        kernel_tokens(_DEVICES),
+        tokens("symlink", "/dev/fd", "/proc/self/fd"),
+        tokens("touch", _PROGRAM),
+        tokens("bind", _PROGRAM, places.program, _READ_ONLY | _NOSUID | _NODEV),
     ]
-    for name in _DEVICES:
-        parts += [tokens("touch", f"/dev/{name}"), tokens("bind", f"/dev/{name}", f"/dev/{name}", _NOSUID | _NOEXEC)]
-    parts += [tokens("symlink", "/dev/fd", "/proc/self/fd")]
-    parts += [tokens("touch", _PROGRAM), tokens("bind", _PROGRAM, places.program, _READ_ONLY | _NOSUID | _NODEV)]
     for source, target, attributes in shown:
         parts.append(tokens("share", target, source, attributes | _NOSUID | _NODEV))
     return b"".join(parts)
