@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mcp_sandbox.core.errors import ConfigError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, SandboxState
 from mcp_sandbox.core.wording import limit_word
+from mcp_sandbox.engines.init_process import init_pid
 from mcp_sandbox.providers.local import LocalProvider, LocalSandbox
 from mcp_sandbox.store.identity import new_sandbox_id
 from mcp_sandbox.testing.driving import drain, sh
@@ -110,3 +112,26 @@ async def test_a_command_for_which_no_descriptor_is_left_takes_none_away(state_d
             assert sandbox._watch.running == 0  # pyright: ignore[reportPrivateUsage]
             assert (await sh(sandbox, "true")).exit_code == 0
         await provider.destroy(spec.id)
+
+
+async def test_what_hides_behind_a_finished_command_ends_although_somebody_connects_in_the_same_moment(
+    tmp_path: Path,
+) -> None:
+    """RES-01: init sees the end of its last peer and the next peer at once, as it does where it hardly gets to run."""
+    async with LocalProvider(tmp_path) as provider:
+        sandbox = await provider.create(SandboxSpec(id=new_sandbox_id()))
+        await sh(sandbox, "setsid sleep 1000 < /dev/null > /dev/null 2>&1 & echo")
+        pid = init_pid(tmp_path / "sandboxes" / sandbox.id)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await sandbox.aclose()
+
+        async def look() -> None:
+            async with await provider.attach(sandbox.id) as again:
+                assert (await sh(again, "pgrep -c sleep")).stdout == b"0\n"
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(look)
+            await anyio.sleep(0.05)
+            os.kill(pid, signal.SIGCONT)
+        await provider.destroy(sandbox.id)
