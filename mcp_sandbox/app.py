@@ -1,7 +1,7 @@
 """The composition root: the one place that meets raw providers and wires them into what tools and commands use."""
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from mcp_sandbox.wrappers.limited import LimitedProvider
 from mcp_sandbox.wrappers.pooled import PooledProvider
 
 if TYPE_CHECKING:
+    from mcp_sandbox.policy.command_rules import CommandPolicy
     from mcp_sandbox.service.services import Services
 
 __all__ = ["DEFAULT_PROVIDER", "guarded_provider", "open_sandboxes", "open_services", "template"]
@@ -131,8 +132,13 @@ async def open_services(
     wanted: WantedLimits | None = None,
     start: Start | None = None,
     pool: int = 0,
+    commands: "Sequence[CommandPolicy]" = (),
 ) -> "AsyncGenerator[Services]":
-    """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy."""
+    """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy.
+
+    `commands` says what each layer of the configuration thinks of commands.
+    """
+    from mcp_sandbox.service.command_gate import CommandGate
     from mcp_sandbox.service.execution import ExecutionService
     from mcp_sandbox.service.files import FileService
     from mcp_sandbox.service.ports import PortService
@@ -152,7 +158,7 @@ async def open_services(
             start=start,
             pool=pool,
         ) as sandboxes,
-        ExecutionService(sandboxes) as execution,
+        ExecutionService(sandboxes, gate=CommandGate(commands)) as execution,
         PortService(sandboxes) as ports,
         anyio.create_task_group() as tasks,
     ):

@@ -14,7 +14,9 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.core.errors import InvalidRequestError, SandboxError
 from mcp_sandbox.core.exec import ExecRequest, ExecResult, Termination
 from mcp_sandbox.core.sandbox import WORKSPACE
+from mcp_sandbox.service.approval import Ask
 from mcp_sandbox.service.command import Outcome, Progress, RunningCommand
+from mcp_sandbox.service.command_gate import CommandGate
 from mcp_sandbox.service.jobs import JobService
 from mcp_sandbox.service.paths import resolve
 from mcp_sandbox.service.sandboxes import SandboxService
@@ -54,6 +56,8 @@ class CommandRequest:
     """Make it a job at once, with its standard input open."""
     window_s: float = 45.0
     """Seconds until a command that still runs becomes a job."""
+    ask: Ask | None = None
+    """Asks the person, if a rule wants that."""
 
 
 class ExecutionService:
@@ -62,10 +66,14 @@ class ExecutionService:
     Args:
         sandboxes: Where sandboxes are found.
         env: Variables of every command, in place of the fixed ones of the same name.
+        gate: Decides which commands may run.
     """
 
-    def __init__(self, sandboxes: SandboxService, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, sandboxes: SandboxService, *, env: Mapping[str, str] | None = None, gate: CommandGate | None = None
+    ) -> None:
         self._sandboxes = sandboxes
+        self._gate = gate or CommandGate()
         self._env = {**FIXED_ENV, **(env or {})}
         self._tasks: TaskGroup
         self._rooms = SpoolRooms(self._start_task)
@@ -124,6 +132,14 @@ class ExecutionService:
         env = {**self._env, **checked_env(request.env)} if request.env else self._env
         timeout_s = _timeout_s(request)
         has_input = request.background or request.stdin is not None
+        await self._gate.admit(
+            request.command,
+            cwd=cwd,
+            sandbox=request.sandbox or "default",
+            env=request.env,
+            stdin=request.stdin,
+            ask=request.ask,
+        )
         async with using(self._sandboxes, request.sandbox or None) as live:
             invocation = await self._shells.invocation(live.sandbox, request.command)
             try:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mcp_sandbox.service.approval import Ask
 from mcp_sandbox.service.services import Services
 
 __all__ = ["Answer", "Call", "Handler", "Image"]
@@ -41,6 +42,8 @@ class Call:
     """What the names of tools begin with, where an answer names one."""
     window_s: float = 45.0
     """Seconds that this client surely waits for an answer."""
+    ask: Ask | None = None
+    """Asks the person."""
 
 
 Handler = Callable[[Call], Awaitable[Answer]]

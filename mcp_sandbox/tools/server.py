@@ -17,12 +17,13 @@ from typing import Any, cast
 from mcp.server.caching import CacheHint
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
-from mcp_types import CallToolRequestParams, ListToolsResult, PaginatedRequestParams
+from mcp_types import CallToolRequestParams, InputRequiredResult, ListToolsResult, PaginatedRequestParams
 from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
 
 from mcp_sandbox import __version__
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.service.services import Services
+from mcp_sandbox.tools.asking import Asking, InputNeededError
 from mcp_sandbox.tools.call import Answer, Call
 from mcp_sandbox.tools.catalog import ALL_TOOLS, tools_for
 from mcp_sandbox.tools.listing import LIST_TTL_MS, SERVER_NAME, SERVER_TITLE, instructions, listed
@@ -77,7 +78,11 @@ def server_for(
     async def list_tools(_: ServerRequestContext[dict[str, Any]], __: PaginatedRequestParams | None) -> ListToolsResult:
         return result
 
-    async def call_tool(context: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams) -> dict[str, Any]:
+    asking = Asking()
+
+    async def call_tool(
+        context: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams
+    ) -> dict[str, Any] | InputRequiredResult:
         tool = by_name.get(params.name)
         if tool is None:
             return _as_result(_no_such_tool(params.name, tuple(by_name)))
@@ -89,8 +94,11 @@ def server_for(
                 progress=_progress(context),
                 prefix=prefix,
                 window_s=window_s if window_s is not None else _window_s(context),
+                ask=asking.during(context, params),
             )
             answer = await tool.handler(call)
+        except InputNeededError as needed:
+            return needed.result
         except Exception as error:  # noqa: BLE001 (the one place where errors become answers)
             answer = _failure(tool.name, error, params.arguments or {})
             answer = replace(answer, text=reworded(answer.text, names))

@@ -31,6 +31,7 @@ async def exec_command(call: Call) -> Answer:
             timeout_s=arguments.get("timeout_s"),
             background=arguments.get("run_in_background", False),
             window_s=call.window_s,
+            ask=call.ask,
         ),
         _progress(call),
     )
