@@ -15,9 +15,8 @@ import errno
 import json
 import os
 import secrets
-import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,16 +27,14 @@ from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.image_store import named_bases
 from mcp_sandbox.engines.init_process import init_lives
 from mcp_sandbox.engines.known_snapshots import KnownSnapshots
+from mcp_sandbox.engines.layer_directories import VOLUMES, LayerDirectories
 from mcp_sandbox.hostfs.atomic import locked, write_atomically
 
 __all__ = ["BEING_MADE", "SPARE", "VOLUMES", "EngineState", "LayerStore", "StoredSnapshot", "damaged", "destroyed"]
 
-VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
-"""Directories of a layer and where each one is mounted."""
 SPARE: Final = "spare-"
 """What the names of sandboxes begin with that nobody has asked for yet."""
 SCHEMA: Final = 1
-_FRESH_MODE: Final = 0o755
 BEING_MADE: Final = "base-"
 """Begins the names in the trash of what is made there and then renamed away; after a crash it goes with the rest."""
 BEING_MADE_S: Final = 3600.0
@@ -70,6 +67,11 @@ class EngineState:
     memory: str | None = None  # the processes that it starts with, once
     schema: int = SCHEMA
 
+    def encoded(self) -> bytes:
+        """Return what is written of it."""
+        plain = {name: getattr(self, name) for name in EngineState.__dataclass_fields__}
+        return json.dumps({**plain, "limits": asdict(self.limits)}).encode()
+
     def as_started(self) -> "StoredSnapshot":
         """Return the state that it started as."""
         return StoredSnapshot(base=self.base, layers=self.start, project=self.project)
@@ -95,7 +97,7 @@ class LayerStore:
 
     def __init__(self, root: Path, identity: Identity) -> None:
         self.root = root
-        self._identity = identity
+        self._directories = LayerDirectories(str(root), identity)
         for name in ("base", "layers", "memory", "sandboxes", "snapshots", "trash"):
             (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
@@ -105,7 +107,7 @@ class LayerStore:
 
     def directory(self, sandbox: SandboxId) -> Path:
         """Return a sandbox's directory."""
-        return self.root / "sandboxes" / sandbox
+        return Path(f"{self.root}/sandboxes/{sandbox}")
 
     def add(self, state: EngineState) -> None:
         """Make a sandbox's directory and state.
@@ -118,14 +120,14 @@ class LayerStore:
             directory.mkdir(mode=0o700)
         except FileExistsError:
             raise _taken(state.id) from None
-        self._make_volume_directory(directory / "spool")
+        self._directories.make(f"{directory}/spool")
         self.save(state)
 
     def save(self, state: EngineState) -> None:
         """Replace a sandbox's state."""
         path = self.directory(SandboxId(state.id)) / "state.json"
         try:
-            write_atomically(path, json.dumps(asdict(state)).encode(), durable=False)
+            write_atomically(path, state.encoded(), durable=False)
         except FileNotFoundError:
             raise destroyed(state.id) from None
 
@@ -155,7 +157,7 @@ class LayerStore:
             StateError: There is one with this id.
         """
         path = self.directory(spare) / "state.json"
-        write_atomically(path, json.dumps(asdict(state)).encode(), durable=False)
+        write_atomically(path, state.encoded(), durable=False)
         try:
             self.directory(spare).rename(self.directory(SandboxId(state.id)))
         except FileExistsError:
@@ -179,64 +181,23 @@ class LayerStore:
     # ------------------------------------------------------------------------------------------ layers
 
     def new_layer(self, above: Sequence[str] = ()) -> str:
-        """Make an empty layer; return its id.
-
-        Args:
-            above: The layers below it, from the bottom up. `/`, `/usr` and `/workspace` look as in the topmost one:
-                overlayfs takes the mode, owner and time of its root from the layer that is written.
-        """
-        name = secrets.token_hex(6)
-        (self.root / "layers" / name).mkdir()
-        for volume in VOLUMES:
-            path = self.root / "layers" / name / volume
-            self._make_volume_directory(path)
-            if above:
-                look = (self.root / "layers" / above[-1] / volume).stat()
-                if self._identity.is_range:
-                    os.chown(path, look.st_uid, look.st_gid)
-                path.chmod(stat.S_IMODE(look.st_mode))
-                os.utime(path, ns=(look.st_atime_ns, look.st_mtime_ns))
-        return name
-
-    def _make_volume_directory(self, path: Path) -> None:
-        path.mkdir()
-        path.chmod(_FRESH_MODE)  # whatever the umask is
-        if self._identity.is_range:
-            os.chown(path, self._identity.start, self._identity.gid)
+        """Make an empty layer on top of others; return its id."""
+        return self._directories.new_layer(above)
 
     def is_empty(self, layer: str, above: Sequence[str] = ()) -> bool:
         """Whether a layer says nothing that those below it do not say."""
-        for volume in VOLUMES:
-            path = self.root / "layers" / layer / volume
-            if _holds_anything(path):
-                return False
-            look = path.stat()
-            if above:
-                below = (self.root / "layers" / above[-1] / volume).stat()
-                if (look.st_mode, look.st_uid, look.st_gid, look.st_mtime_ns) != (
-                    below.st_mode, below.st_uid, below.st_gid, below.st_mtime_ns,
-                ):  # fmt: skip
-                    return False
-            elif stat.S_IMODE(look.st_mode) != _FRESH_MODE or look.st_uid != self._identity.start:
-                return False
-        return True
+        return self._directories.is_empty(layer, above)
 
-    def work_directories(self, sandbox: SandboxId) -> dict[str, str]:
-        """Make fresh work directories, which overlayfs wants beside every top; discard those of the last run."""
-        directory = self.directory(sandbox)
-        for old in directory.glob("work-*"):
-            self.discard(old)
-        work = f"sandboxes/{sandbox}/work-{secrets.token_hex(4)}"
-        (self.root / work).mkdir()
-        made = {volume: f"{work}/{volume}" for volume in (*VOLUMES, "spool")}
-        for path in made.values():
-            self._make_volume_directory(self.root / path)
-        return made
+    def work_directories(self, sandbox: SandboxId) -> Mapping[str, str]:
+        """Make fresh work directories by volume; discard those of the last run."""
+        directory = f"{self.root}/sandboxes/{sandbox}"
+        for old in [name for name in os.listdir(directory) if name.startswith("work-")]:  # noqa: PTH208
+            self.discard(Path(directory, old))
+        return self._directories.work(sandbox)
 
     def lowers(self, state: EngineState, volume: str) -> list[str]:
         """Return the frozen layers of a volume that hold anything, from the top down."""
-        below = [f"layers/{layer}/{volume}" for layer in reversed(state.layers)]
-        return [path for path in below if _holds_anything(self.root / path)]
+        return self._directories.lowers(state.layers, volume)
 
     def size_bytes(self, layer: str) -> int:
         """Return the bytes that a layer's files take on the disk."""
@@ -359,15 +320,6 @@ class LayerStore:
             for path in (self.root / kind).iterdir()
             if path.name not in used and _is_settled(path, now, SETTLED_S)
         ]
-
-
-def _holds_anything(directory: Path) -> bool:
-    """Whether there is anything in a directory; one that its sandbox has locked counts as full."""
-    try:
-        with os.scandir(directory) as entries:
-            return next(entries, None) is not None
-    except PermissionError:
-        return True
 
 
 def _is_being_made(path: Path, now: float | None) -> bool:

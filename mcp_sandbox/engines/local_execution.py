@@ -19,6 +19,8 @@ __all__ = ["Lingering", "LocalExecution"]
 
 READ_BYTES: Final = 65536
 LINGERING_MAX: Final = 128
+WATCH_AFTER_S: Final = 0.002
+"""Most commands are done by then, and what they said is read at their end: watching pipes takes as long as a read."""
 WITHOUT_PAUSE_MAX: Final = 4
 """Events in a row that others let pass: a command that never pauses must not keep the loop from everybody else."""
 
@@ -54,6 +56,7 @@ class LocalExecution(GuestExecution):
         self._lingering = lingering
         self._pipes: dict[int, StreamName] = {}
         self._watched: set[int] = set()
+        self._is_young = True
         self._stdin = -1
         self._sequence = self._without_pause = 0
         self._last: deque[OutputChunk] = deque()
@@ -111,11 +114,13 @@ class LocalExecution(GuestExecution):
                 return chunk
             if not self._pipes and self._told:
                 raise anyio.EndOfStream
-            self._watch()
             self._without_pause = 0
+            begin = self._loop.call_later(WATCH_AFTER_S if self._is_young else 0, self._watch)
+            self._is_young = False
             try:
                 await self._wake.wait()
             finally:
+                begin.cancel()
                 self._unwatch()
 
     def _read_any(self) -> OutputChunk | None:

@@ -198,9 +198,12 @@ def fields(*values: int | str) -> bytes:
 
 
 def strings(values: Iterable[str]) -> bytes:
-    """Pack a count and as many strings."""
-    packed = [_text(value) for value in values]
-    return struct.pack("<I", len(packed)) + b"".join(packed)
+    """Pack a count and as many strings; raises as `fields`."""
+    listed = list(values)
+    raw = "\0".join([*listed, ""]).encode("utf-8", "surrogateescape")
+    if raw.count(0) != len(listed):
+        raise ValueError("embedded null byte")
+    return struct.pack("<I", len(listed)) + raw
 
 
 def exec_payload(flags: int, cwd: str, argv: Iterable[str], environment: Iterable[str], size: int = 0) -> bytes:

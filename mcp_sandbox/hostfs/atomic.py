@@ -35,7 +35,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     while True:
         beside = _write_beside(path, data, durable=durable)
         try:
-            beside.replace(path)
+            os.replace(beside, path)  # noqa: PTH105 (text, as below)
         except FileNotFoundError:
             if not path.parent.is_dir():
                 raise
@@ -50,7 +50,7 @@ def write_once(path: Path, data: bytes, *, durable: bool = True) -> bool:
     while True:
         beside = _write_beside(path, data, durable=durable)
         try:
-            path.hardlink_to(beside)
+            os.link(beside, path)
         except FileExistsError:
             return False
         except FileNotFoundError:
@@ -58,14 +58,17 @@ def write_once(path: Path, data: bytes, *, durable: bool = True) -> bool:
                 raise
             continue
         finally:
-            beside.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(beside)  # noqa: PTH108 (text, as below)
         if durable:
             sync_directory(path.parent)
         return True
 
 
-def _write_beside(path: Path, data: bytes, *, durable: bool) -> Path:
-    beside = path.with_name(f"{UNFINISHED}{path.name}-{secrets.token_hex(8)}")
+def _write_beside(path: Path, data: bytes, *, durable: bool) -> str:
+    """Return the path as text: on the way to every new sandbox, objects for paths take as long as the kernel."""
+    directory, _, name = str(path).rpartition("/")
+    beside = f"{directory or '.'}/{UNFINISHED}{name}-{secrets.token_hex(8)}"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # tells `sweep_unfinished` that the writer lives
@@ -75,7 +78,8 @@ def _write_beside(path: Path, data: bytes, *, durable: bool) -> Path:
         if durable:
             os.fsync(descriptor)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(beside)  # noqa: PTH108
         raise
     finally:
         os.close(descriptor)

@@ -172,16 +172,18 @@ def admit_range(name: str, value: int, least: int, most: int | None = None) -> N
 
 
 def _admit_env(policy: Policy, env: Mapping[str, str]) -> None:
-    size = 0
+    together = "".join([*env, *env.values()])
+    holds_nul = "\0" in together
     for name, value in env.items():
         if not name or "=" in name:
             raise InvalidRequestError(
                 f"Variable {name!r} refused", why="a name is not empty and has no '='", fix="Correct 'env'"
             )
-        _refuse_nul("Variable", name)
-        if "\0" in value:
-            raise InvalidRequestError(f"Variable {name!r} refused", why="its value holds a NUL", fix="Remove it")
-        size += len(os.fsencode(name)) + len(os.fsencode(value)) + 2
+        if holds_nul:
+            _refuse_nul("Variable", name)
+            if "\0" in value:
+                raise InvalidRequestError(f"Variable {name!r} refused", why="its value holds a NUL", fix="Remove it")
+    size = len(os.fsencode(together)) + 2 * len(env)
     if size > policy.max_env_bytes:
         raise InvalidRequestError(
             "Environment refused",

@@ -123,7 +123,7 @@ class Connections:
     async def adopt(self, record: SandboxRecord, sandbox: Sandbox) -> LiveSandbox:
         """Return the connection of a sandbox that the engine made before it was entered, just now."""
         provider = await self._providers.get(record.provider)
-        seen = self._registry.mark_created(record.id)
+        seen = self._registry.look(record.id)
         return self._handed_out(self._entered(provider, _Found(sandbox, seen.record, seen.stamp)))
 
     def tell(self, sandbox_id: SandboxId, notice: str) -> None:

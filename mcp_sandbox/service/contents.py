@@ -70,7 +70,7 @@ class Contents:
         Raises:
             NotFoundError: It has none.
         """
-        stored = self._snapshots.load(snapshot_id)
+        stored = self._snapshots.again(snapshot_id)
         if (native := self._found(stored, provider)) is None:
             raise NotFoundError(
                 "Sandbox not created", why=f"snapshot {snapshot_id[:12]} has no content here", fix="Create it again"

@@ -14,6 +14,7 @@ from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, Provider
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
+from mcp_sandbox.service.all_or_none import all_or_none
 from mcp_sandbox.service.announcing import about_another, about_configuration
 from mcp_sandbox.service.behind import Behind
 from mcp_sandbox.service.connections import Connections, LiveSandbox
@@ -32,7 +33,6 @@ from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
 __all__ = ["LiveSandbox", "SandboxService", "SandboxSummary"]
 
 _LOG = logging.getLogger(__name__)
-_CREATIONS_IN_PARALLEL = 8
 _DESTROY_S = 60.0
 _ATTEMPTS = 5
 
@@ -159,7 +159,7 @@ class SandboxService:
         model = replace(self._record(), provider=chosen, parent=stored.id if stored else None)
         if image or stored or chosen != self._provider:
             model = replace(model, image=image or None)
-        return await self._create_all(self.records_like(model, name, count))
+        return await all_or_none(self.records_like(model, name, count), self._create, self._undo)
 
     def records_like(self, model: SandboxRecord, name: str, count: int) -> "list[SandboxRecord]":
         """Return records of further sandboxes, with fresh ids; nothing is entered yet.
@@ -181,7 +181,7 @@ class SandboxService:
         """
         try:
             for record in records:
-                await self._registry.add(record, most=self._max_sandboxes)
+                await self._registry.add(record, most=self._max_sandboxes, is_there=True)
             return [
                 await self._connections.adopt(record, sandbox)
                 for record, sandbox in zip(records, sandboxes, strict=True)
@@ -195,32 +195,12 @@ class SandboxService:
                     await self._registry.remove(record.id)
             raise
 
-    async def _create_all(self, records: Sequence[SandboxRecord]) -> "list[LiveSandbox]":
-        made: dict[SandboxId, LiveSandbox] = {}
-        failures: list[Exception] = []
-        limiter = anyio.CapacityLimiter(_CREATIONS_IN_PARALLEL)
+    async def _create(self, record: SandboxRecord) -> LiveSandbox:
+        await self._registry.add(record, most=self._max_sandboxes)
+        return await self._connected(record, is_new=True)
 
-        async def create(record: SandboxRecord, stop: Callable[[], None]) -> None:
-            try:
-                async with limiter:
-                    await self._registry.add(record, most=self._max_sandboxes)
-                    made[record.id] = await self._connected(record, is_new=True)
-            except Exception as error:  # noqa: BLE001 (raised below, outside of the task group)
-                failures.append(error)
-                stop()
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                for record in records:
-                    tasks.start_soon(create, record, tasks.cancel_scope.cancel)
-            if failures:
-                raise failures[0]
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                for record in records:
-                    await self._destroy(record, forget=True)
-            raise
-        return [made[record.id] for record in records]
+    async def _undo(self, record: SandboxRecord) -> None:
+        await self._destroy(record, forget=True)
 
     async def list(self) -> Sequence[SandboxSummary]:
         """Return the sandboxes of the project (or of the principal, `everywhere`), oldest first; creates none."""

@@ -30,6 +30,7 @@ __all__ = ["DefaultRecord", "Registry", "Seen", "Stamp"]
 _LOG = logging.getLogger(__name__)
 _NAMED = 3
 _RECORD, _LOCK, _CREATING, _USED = "record.json", "lock", "creating", "used"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class DefaultRecord(NamedTuple):
@@ -90,12 +91,13 @@ class Registry:
         with suppress(OSError):
             os.utime(self._directory / sandbox_id / _USED)
 
-    async def add(self, record: SandboxRecord, *, most: int | None = None) -> None:
-        """Enter a sandbox that is about to be created.
+    async def add(self, record: SandboxRecord, *, most: int | None = None, is_there: bool = False) -> None:
+        """Enter a sandbox.
 
         Args:
             record: What to enter.
             most: How many its project may have then; any number without.
+            is_there: Whether the engine has it; else it is about to be created.
 
         Raises:
             StateError: The id is taken, or the name is, in the same project.
@@ -104,7 +106,7 @@ class Registry:
         async with self._locked():
             if most is not None:
                 self.require_room(record.owner, 1, most)
-            await self._add(record)
+            await self._add(record, is_there=is_there)
         self._settle_entry(record.id)
 
     def require_room(self, owner: Owner, count: int, most: int) -> None:
@@ -242,11 +244,11 @@ class Registry:
     def _locked(self) -> AbstractAsyncContextManager[None]:
         return alocked(self._directory / _LOCK, what="List of sandboxes")
 
-    async def _add(self, record: SandboxRecord) -> None:
+    async def _add(self, record: SandboxRecord, *, is_there: bool = False) -> None:
         if not self._swept:
             await to_thread.run_sync(self._sweep)
-        final = self._directory / record.id
-        if final.exists():
+        final, beside = f"{self._directory}/{record.id}", f"{self._directory}/{UNFINISHED}{record.id}"
+        if self.stamp(record.id) is not None:
             raise StateError("Sandbox not created", why=f"there is one with the id {record.id!r}", fix="Use another id")
         if record.name and any(other.name == record.name for other in self._of(record.principal, record.project)):
             raise StateError(
@@ -254,12 +256,17 @@ class Registry:
                 why=f"this project has one with the name {record.name!r}",
                 fix="Choose another name, or destroy that one first",
             )
-        beside = self._directory / f"{UNFINISHED}{record.id}"
-        beside.mkdir(mode=0o700)
-        for name in (_CREATING, _USED, _LOCK):
-            (beside / name).touch(mode=0o600)
-        (beside / _RECORD).write_bytes(encode(record.to_json()))
-        beside.rename(final)
+        os.mkdir(beside, 0o700)  # noqa: PTH102 (text, here and below: every `create` waits for it)
+        for name in (_USED,) if is_there else (_CREATING, _USED):
+            os.close(os.open(f"{beside}/{name}", _NEW_FILE, 0o600))
+        written = os.open(f"{beside}/{_RECORD}", _NEW_FILE, 0o600)
+        try:
+            os.write(written, encode(record.to_json()))
+            found = os.fstat(written)
+        finally:
+            os.close(written)
+        os.rename(beside, final)  # noqa: PTH104
+        self._known[record.id] = (Stamp(found.st_ino, found.st_mtime_ns), record)
 
     def _settle_entry(self, sandbox_id: SandboxId) -> None:
         directory = self._directory / sandbox_id

@@ -87,6 +87,11 @@ class SnapshotStore:
             raise _no_such(snapshot_id, ()) from None
         return _parsed(snapshot_id, text)
 
+    def again(self, snapshot_id: SnapshotId) -> StoredSnapshot:
+        """Return a record that was loaded before, without checking it again; raises as `load`."""
+        known = self._known.get(snapshot_id)
+        return known if known is not None and self._path(snapshot_id).exists() else self.load(snapshot_id)
+
     def list(self, *, principal: str, project: str | None = None) -> tuple[StoredSnapshot, ...]:
         """Return the snapshots of one principal, oldest first; of one project, or of all with `None`.
 
@@ -158,7 +163,7 @@ class SnapshotStore:
         if len(named) != 1:
             return None
         try:
-            stored = self.load(SnapshotId(named[0]))
+            stored = self._known[SnapshotId(named[0])] = self.load(SnapshotId(named[0]))
         except (NotFoundError, SnapshotCorruptError, StateError):
             return None
         mine = stored.owner.principal == principal and (is_whole or project in (None, stored.owner.project))
