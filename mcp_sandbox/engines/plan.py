@@ -3,6 +3,7 @@
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,8 @@ ENVIRONMENT: Final = {
     "USER": "root",
     "LOGNAME": "root",
     "SHELL": "/bin/sh",
-    "LANG": "C.UTF-8",
+    # Not LANG: of C.UTF-8 only this differs from C, and every program would look for twelve files instead of one.
+    "LC_CTYPE": "C.UTF-8",
     # The system's Python refuses installs where they could break the system (PEP 668). This one is thrown away.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
@@ -155,11 +157,20 @@ def sandbox_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, 
         options,
         tokens("--"),
         *(overlay_tokens(volume, identity) for volume in volumes),
+        _everybodys_tokens(_shared_bytes(limits)),
+    ]
+    return b"".join(parts)
+
+
+@cache
+def _everybodys_tokens(shared_bytes: int) -> bytes:
+    """Return the steps behind the overlays, which are the same for every sandbox but for the size of `/dev/shm`."""
+    parts = [
         kernel_tokens(_DEVICES),
         tokens("mkdir", "/dev/pts"),
         tokens("fs", "/dev/pts", "devpts", f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}", _NOSUID | _NOEXEC),
         tokens("mkdir", "/dev/shm"),
-        tokens("fs", "/dev/shm", "tmpfs", f"mode=1777,size={_shared_bytes(limits)},nr_inodes=65536", _NOSUID | _NODEV),
+        tokens("fs", "/dev/shm", "tmpfs", f"mode=1777,size={shared_bytes},nr_inodes=65536", _NOSUID | _NODEV),
         *(tokens("symlink", f"/dev/{name}", target) for name, target in _DEV_LINKS.items()),
         *(tokens("mask", f"/proc/{name}") for name in _MASKED),
         *(tokens("readonly", f"/proc/{name}") for name in _READ_ONLY),
