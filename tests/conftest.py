@@ -25,6 +25,18 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a container engine, so that it can run beside everything else."""
+    for item in items:
+        fixtures: list[str] = getattr(item, "fixturenames", [])
+        call = getattr(item, "callspec", None)
+        values = call.params.values() if call is not None else ()
+        if {"dockerd", "podman"} & set(fixtures) or {"docker", "podman"} & {
+            value for value in values if isinstance(value, str)
+        }:
+            item.add_marker("containers")
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Asyncio is the one event loop this package supports."""
