@@ -3,19 +3,22 @@
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
 from mcp_sandbox.core.capability import Isolation
-from mcp_sandbox.core.errors import ConfigError
+from mcp_sandbox.core.errors import ConfigError, SandboxError
 from mcp_sandbox.core.provider import Provider
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, Workspace, WorkspaceMode
+from mcp_sandbox.manifest.discovery import has_files
 from mcp_sandbox.policy.guard import GuardedProvider
 from mcp_sandbox.policy.rules import Policy
 from mcp_sandbox.providers import registry as providers
+from mcp_sandbox.service.demands import Demands
+from mcp_sandbox.service.images import is_path
 from mcp_sandbox.service.lifetimes import Lifetimes
 from mcp_sandbox.service.sandboxes import SandboxService
 from mcp_sandbox.settings.limits import WantedLimits, find_limits
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from mcp_sandbox.policy.command_rules import CommandPolicy
     from mcp_sandbox.service.services import Services
 
-__all__ = ["DEFAULT_PROVIDER", "guarded_provider", "open_sandboxes", "open_services", "template"]
+__all__ = [
+    "DEFAULT_PROVIDER", "Arrangement", "arrange", "guarded_provider", "open_sandboxes", "open_services", "template",
+]  # fmt: skip
 
 DEFAULT_PROVIDER = os.environ.get("MCP_SANDBOX_PROVIDER") or "local"
 _DOUBLE = "memory"
@@ -79,6 +84,7 @@ async def open_sandboxes(
     wanted: WantedLimits | None = None,
     start: Start | None = None,
     pool: int = 0,
+    idle_s: float | None = None,
 ) -> AsyncGenerator[SandboxService]:
     """Open the sandboxes of one server or command. Providers are reached only when they are needed.
 
@@ -91,6 +97,7 @@ async def open_sandboxes(
         wanted: Limits of new sandboxes; `None` is those that `MCP_SANDBOX_MEMORY` and the like ask for.
         start: What new sandboxes start as; `None` is what `MCP_SANDBOX_WORKSPACE` and `MCP_SANDBOX_RUNTIME` say.
         pool: How many sandboxes the provider of new ones keeps ready.
+        idle_s: What the command line says of the time without a call after which processes end.
 
     Raises:
         ConfigError: The state directory cannot be used, or a sandbox of this project would show it.
@@ -102,24 +109,88 @@ async def open_sandboxes(
             why="the directory of the project holds the state of all sandboxes",
             fix="Set MCP_SANDBOX_HOME to a directory outside of it, or choose another project with --project",
         )
-    chosen = provider or DEFAULT_PROVIDER
+    wanted, start = wanted or find_limits({}), start or find_start(None, None)
+    made = await to_thread.run_sync(lambda: arrange(project, provider, image, wanted, start, idle_s))
+    chosen = made.provider or DEFAULT_PROVIDER
     async with (
         Settler() as settler,
         SandboxService(
             registry=Registry(state.registry, settler.later),
             snapshots=SnapshotStore(state.snapshots, settler.later),
-            open_provider=lambda name: guarded_provider(name, state, pool=pool if name == chosen else 0),
+            open_provider=lambda name: guarded_provider(name, state, made.policy, pool=pool if name == chosen else 0),
             owner=Owner(principal=f"uid:{os.geteuid()}", project=project),
             provider=chosen,
-            is_asked=bool(provider or os.environ.get("MCP_SANDBOX_PROVIDER")),
-            template=template(project, wanted or find_limits({}), start),
+            is_asked=bool(made.provider),
+            template=made.template,
+            demands=made.demands,
             everywhere=everywhere,
             max_sandboxes=max_sandboxes,
         ) as sandboxes,
     ):
-        if image:
-            await sandboxes.use_image(image)
+        if made.demands.fallback:
+            await sandboxes.use_first([chosen, *made.demands.fallback])
+        if made.image:
+            await sandboxes.use_image(made.image)
         yield sandboxes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """What new sandboxes are to be, by options, variables and files together."""
+
+    provider: str
+    """Empty if nobody says."""
+    image: str
+    """What the operator gave: a name or a path; empty if nobody did."""
+    template: SandboxSpec
+    demands: Demands = field(default_factory=Demands)
+    policy: Policy | None = None
+
+
+def arrange(
+    project: str, provider: str, image: str, wanted: WantedLimits | None, start: Start, idle_s: float | None
+) -> Arrangement:
+    """Return what new sandboxes are to be. Blocks. What is wrong with a file is told by whoever wants to use one."""
+    asked = provider or os.environ.get("MCP_SANDBOX_PROVIDER") or ""
+    plain = template(project, wanted, start)
+    alone = Arrangement(
+        provider=asked,
+        image=image,
+        template=plain,
+        demands=Demands(idle_s=idle_s, asked_workspace=bool(start.asked_workspace)),
+    )
+    try:
+        if not has_files(project):
+            return alone
+        # These load pydantic and the reader of YAML, which nobody else needs.
+        from mcp_sandbox.manifest.effective import effective
+        from mcp_sandbox.manifest.layers import command_line, read_layers
+
+        options = command_line(asked, image, wanted, start, idle_s)
+        found = effective(read_layers(project, options), plain, default_provider=DEFAULT_PROVIDER)
+        demands = found.demands
+        if found.provider and not demands.fallback:
+            unknown = _unknown(found.provider, found.narrowed.held["sandbox.provider"].sources)
+            demands = replace(demands, refusal=unknown or demands.refusal)
+    except SandboxError as error:
+        return replace(alone, demands=Demands(refusal=error))
+    named = found.template.image or ""
+    path = named if is_path(named) else ""
+    if path:
+        found = replace(found, template=replace(found.template, image=None))
+    return Arrangement(
+        provider=found.provider, image=path, template=found.template, demands=demands, policy=found.policy
+    )
+
+
+def _unknown(provider: str, sources: tuple[str, ...]) -> ConfigError | None:
+    """Return why a provider that a file names cannot be used, if this installation does not know it."""
+    try:
+        providers.find(provider)
+    except ConfigError as error:
+        fix = f"{error.fix}, or say `--provider local`"
+        return ConfigError(f"sandbox.provider {provider!r} in {' and '.join(sources)} not used", why=error.why, fix=fix)
+    return None
 
 
 @asynccontextmanager
@@ -157,12 +228,13 @@ async def open_services(
             wanted=wanted,
             start=start,
             pool=pool,
+            idle_s=lifetimes.idle_s,
         ) as sandboxes,
-        ExecutionService(sandboxes, gate=CommandGate(commands)) as execution,
+        ExecutionService(sandboxes, gate=CommandGate([*commands, *sandboxes.demands.commands])) as execution,
         PortService(sandboxes) as ports,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(sandboxes.housekeeping.run, lifetimes)
+        tasks.start_soon(sandboxes.housekeeping.run, replace(lifetimes, idle_s=sandboxes.demands.idle_s))
         if pool:
             tasks.start_soon(expect_more, sandboxes, provider or DEFAULT_PROVIDER)
         yield Services(

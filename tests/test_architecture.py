@@ -105,6 +105,12 @@ def test_the_application_loads_no_provider_sdk() -> None:
     assert loaded_by("import mcp_sandbox.app") & SDKS == set()
 
 
+def test_who_has_no_manifest_waits_neither_for_pydantic_nor_for_yaml() -> None:
+    arranged = "arrange('/', '', '', None, Start(), None)"
+    statement = f"from mcp_sandbox.app import arrange; from mcp_sandbox.settings.starting import Start; {arranged}"
+    assert loaded_by(statement) & (HEAVY | {"yaml"}) == set()
+
+
 def test_every_module_can_be_imported_first() -> None:
     """No module needs another one to have been imported before it: there are no cycles to fall into."""
     for path in MODULES:

@@ -70,6 +70,7 @@ async def _exec(sandboxes: SandboxService, options: argparse.Namespace) -> int:
     request = ExecRequest(
         argv=tuple(options.command),
         cwd=resolve(options.cwd) if options.cwd else WORKSPACE,
+        env=sandboxes.demands.env,
         stdin=has_input,
         timeout_s=options.timeout,
     )

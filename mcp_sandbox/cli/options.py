@@ -3,7 +3,7 @@
 import argparse
 
 from mcp_sandbox.settings.limits import BEST_EFFORT, LIMIT_OPTIONS, WantedLimits, find_limits
-from mcp_sandbox.settings.starting import WORKSPACES, Start, find_start
+from mcp_sandbox.settings.starting import NETWORKS, WORKSPACES, Start, find_start
 
 __all__ = [
     "add_image",
@@ -70,11 +70,14 @@ def add_start(parser: argparse.ArgumentParser) -> None:
         help="the container engine's runtime for new sandboxes, such as runsc (provider docker). Also "
         "MCP_SANDBOX_RUNTIME",
     )
+    parser.add_argument(
+        "--network", choices=NETWORKS, help="none: do without what the manifest would reach. Also MCP_SANDBOX_NETWORK"
+    )
 
 
 def start_of(options: argparse.Namespace) -> Start:
     """Return what the options or variables ask for; `ConfigError` if that cannot be."""
-    return find_start(options.workspace, options.runtime)
+    return find_start(options.workspace, options.runtime, options.network)
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:

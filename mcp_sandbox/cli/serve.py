@@ -38,6 +38,7 @@ _NAMES = {
     "--pool": "pool",
     "--workspace": "workspace",
     "--runtime": "runtime",
+    "--network": "network",
 }
 
 
@@ -45,7 +46,8 @@ class Options:
     """What can be said to a server."""
 
     __slots__ = (
-        "image", "lifetimes", "limits", "pool", "project", "provider", "runtime", "tool_prefix", "tools", "workspace",
+        "image", "lifetimes", "limits", "network", "pool", "project", "provider", "runtime", "tool_prefix", "tools",
+        "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +64,7 @@ class Options:
         pool: str | None = None,
         workspace: str | None = None,
         runtime: str | None = None,
+        network: str | None = None,
         limits: "Mapping[str, str | bool | None] | None" = None,
     ) -> None:
         self.project = project
@@ -73,6 +76,7 @@ class Options:
         self.pool = pool
         self.workspace = workspace
         self.runtime = runtime
+        self.network = network
         self.limits = limits or {}
 
 
@@ -82,7 +86,7 @@ def main(arguments: list[str]) -> int:
     project = find_project(options.project)
     wanted = find_limits(options.limits)
     pool = find_pool(options.pool)
-    start = find_start(options.workspace, options.runtime)
+    start = find_start(options.workspace, options.runtime, options.network)
     if sys.platform == "win32":
         return _serve(options, project, wanted, start, pool, None, None)
     wire = claim_wire()

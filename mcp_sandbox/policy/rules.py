@@ -32,6 +32,8 @@ class Policy:
     """Modes that a sandbox may ask for."""
     ceilings: Limits = _NO_CEILINGS
     """The highest limits that a sandbox may ask for; one that asks for none gets the ceiling itself."""
+    providers: frozenset[str] | None = None
+    """Providers that new sandboxes may be on; `None` is any."""
     images: frozenset[str] | None = None
     """Images that may be booted; `None` is any."""
     max_timeout_s: float | None = None
@@ -54,6 +56,12 @@ def admit_spec(policy: Policy, provider: str, capabilities: Capabilities, spec: 
     if not _SAFE_ID.fullmatch(spec.id):
         raise InvalidRequestError(
             f"Sandbox id {spec.id!r} refused", why="it is not made of a-z, 0-9, '_' and '-'", fix="Generate an id"
+        )
+    if policy.providers is not None and provider not in policy.providers:
+        raise PolicyDeniedError(
+            f"Provider {provider!r} refused",
+            why=f"the policy allows only {', '.join(sorted(policy.providers)) or 'none'}",
+            fix="Use one of them, or have the operator add it to 'policy.providers'",
         )
     if (spec.workspace.mode is WorkspaceMode.EMPTY) is not (spec.workspace.source is None):
         raise InvalidRequestError(

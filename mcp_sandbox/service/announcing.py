@@ -1,18 +1,18 @@
 """What is told once about a project's own sandbox, or refused: it may not be what was asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from mcp_sandbox.core.capability import Isolation
 from mcp_sandbox.core.errors import ConfigError
 from mcp_sandbox.core.provider import Provider
-from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec, WorkspaceMode
 from mcp_sandbox.service.connections import LiveSandbox
 from mcp_sandbox.service.limits import changed_limits
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.store.record import SandboxRecord
 
-__all__ = ["about_another", "about_configuration"]
+__all__ = ["Asked", "about_another", "about_configuration"]
 
 _SHORT = 12
 
@@ -28,6 +28,19 @@ def about_another(record: SandboxRecord, gone: SandboxId | None) -> Sequence[str
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for."""
+
+    provider: str
+    """The one that somebody named; empty if nobody did."""
+    template: SandboxSpec
+    """What new sandboxes are created from."""
+    _: KW_ONLY
+    workspace: bool = False
+    """Whether somebody named its mode."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Difference:
     option: str
     now: str
@@ -35,48 +48,55 @@ class _Difference:
 
 
 async def about_configuration(
-    live: LiveSandbox, providers: OpenProviders, asked_provider: str, template: SandboxSpec, *, exact: bool
+    live: LiveSandbox, providers: OpenProviders, asked: Asked, *, exact: bool
 ) -> Sequence[str]:
-    """Return what to say where another provider, runtime, image or other limits are asked for than the sandbox has.
+    """Return what to say where another provider, runtime, image, workspace or limits are asked for than it has.
 
     Args:
         live: The project's own sandbox.
         providers: Where the isolation of the one that is asked for is looked up.
-        asked_provider: The provider that somebody named; empty if nobody did.
-        template: What new sandboxes are created from.
-        exact: Refuse whatever differs; else only isolation that is weaker than what is asked for.
+        asked: What somebody wants.
+        exact: Refuse whatever differs; else only isolation that is weaker than what is asked for, and a workspace that
+            is the project itself where it was not to be.
 
     Raises:
         ConfigError: The sandbox is not what was asked for.
         ProviderUnavailableError: How strong the isolation is that was asked for cannot be found out.
     """
     record, name = live.record, live.record.id[:_SHORT]
-    differing = _differing(live, asked_provider, template)
+    template = asked.template
+    differing = _differing(live, asked)
     if differing and exact:
         raise _refused(differing[0], record)
     said = [f"this project's sandbox {each.now}; {each.wanted!r} is used once it, {name}, is destroyed"
             for each in differing]  # fmt: skip
     for each in differing:
-        if each.option != "image":
-            asked = _isolation(await providers.get(asked_provider or record.provider), template.runtime)
-            if live.sandbox.capabilities.isolation < asked:
+        if each.option == "workspace" and record.workspace == WorkspaceMode.MOUNT:
+            raise _refused(each, record, ", so that commands change the project")
+        if each.option in ("provider", "runtime"):
+            wanted = _isolation(await providers.get(asked.provider or record.provider), template.runtime)
+            if live.sandbox.capabilities.isolation < wanted:
                 raise _refused(each, record, f", whose isolation is weaker than that of {each.wanted!r}")
     if told := changed_limits(record.limits, template.limits, name):
         said.append(told)
     return said
 
 
-def _differing(live: LiveSandbox, asked_provider: str, template: SandboxSpec) -> list[_Difference]:
+def _differing(live: LiveSandbox, asked: Asked) -> list[_Difference]:
+    template = asked.template
     record, runtime = live.record, live.sandbox.capabilities.runtime
     found: list[_Difference] = []
-    if asked_provider not in ("", record.provider):
-        found.append(_Difference("provider", f"runs on provider {record.provider!r}", asked_provider))
+    if asked.provider not in ("", record.provider):
+        found.append(_Difference("provider", f"runs on provider {record.provider!r}", asked.provider))
     if template.runtime not in (None, runtime):
         on = f"on runtime {runtime!r}" if runtime else f"on provider {record.provider!r}, on no runtime of its own"
         found.append(_Difference("runtime", f"runs {on}", str(template.runtime)))
     if template.image not in (None, record.image):
         start = f"started from image {record.image!r}" if record.image else "started from no image that was named"
         found.append(_Difference("image", start, str(template.image)))
+    if asked.workspace and template.workspace.mode.value != record.workspace:
+        start = f"has the workspace mode {record.workspace!r}"
+        found.append(_Difference("workspace", start, template.workspace.mode.value))
     return found
 
 

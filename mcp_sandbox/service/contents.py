@@ -54,15 +54,15 @@ class Contents:
         self._snapshots = snapshots
         self._attachments = snapshots.attachments
         self._providers = providers
-        self._provider = provider
+        self.provider = provider
 
     def provider_of(self, stored: StoredSnapshot | None) -> str:
         """Return which provider uses a snapshot where nobody says: its own, unless it came from elsewhere."""
-        return self._provider if stored is None or stored.imported else stored.snapshot.native.provider
+        return self.provider if stored is None or stored.imported else stored.snapshot.native.provider
 
     def is_native(self, stored: StoredSnapshot) -> bool:
         """Whether a snapshot was taken here, on the provider that uses what comes from elsewhere."""
-        return not stored.imported and stored.snapshot.native.provider == self._provider
+        return not stored.imported and stored.snapshot.native.provider == self.provider
 
     def here(self, snapshot_id: SnapshotId, provider: str) -> NativeContent:
         """Return the content that a provider has already.

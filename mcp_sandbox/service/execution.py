@@ -74,7 +74,7 @@ class ExecutionService:
     ) -> None:
         self._sandboxes = sandboxes
         self._gate = gate or CommandGate()
-        self._env = {**FIXED_ENV, **(env or {})}
+        self._env = {**FIXED_ENV, **sandboxes.demands.env, **(env or {})}
         self._tasks: TaskGroup
         self._rooms = SpoolRooms(self._start_task)
         self._shells = Shells(self._rooms)

@@ -7,6 +7,7 @@ from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.provider import unsupported
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxService
 from mcp_sandbox.service.telling import using
+from mcp_sandbox.service.templates import records_like
 
 __all__ = ["Forks", "fork"]
 
@@ -38,7 +39,7 @@ async def fork(sandboxes: SandboxService, handle: str | None = None, *, count: i
         UnsupportedError: The provider cannot do it.
     """
     async with using(sandboxes, handle) as live:
-        records = sandboxes.records_like(live.record, name, count)
+        records = records_like(live.record, name, count)
         sandboxes.require_room(count)
         if not live.sandbox.capabilities.supports(Verb.FORK):
             raise unsupported(live.record.provider, Verb.FORK)

@@ -15,18 +15,20 @@ from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.service.all_or_none import all_or_none
-from mcp_sandbox.service.announcing import about_another, about_configuration
+from mcp_sandbox.service.announcing import Asked, about_another, about_configuration
 from mcp_sandbox.service.behind import Behind
 from mcp_sandbox.service.connections import Connections, LiveSandbox
 from mcp_sandbox.service.contents import Contents
+from mcp_sandbox.service.demands import Demands
+from mcp_sandbox.service.fallback import first_usable
 from mcp_sandbox.service.housekeeping import Housekeeping
 from mcp_sandbox.service.images import image_name
 from mcp_sandbox.service.naming import check_new
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.service.summaries import SandboxSummary, summaries
-from mcp_sandbox.service.templates import new_record, spec_for
+from mcp_sandbox.service.templates import new_record, records_like, spec_for
 from mcp_sandbox.store.identity import ID_PATTERN, new_sandbox_id
-from mcp_sandbox.store.record import Owner, SandboxRecord, now
+from mcp_sandbox.store.record import Owner, SandboxRecord
 from mcp_sandbox.store.registry import Registry
 from mcp_sandbox.store.snapshots import SnapshotStore, StoredSnapshot
 
@@ -48,6 +50,7 @@ class SandboxService:
         provider: Name of the provider of new sandboxes.
         is_asked: Whether somebody named it: then the project's own sandbox must be no weaker.
         template: What a new sandbox is created from; its id and labels are replaced.
+        demands: What the project's manifest demands beside that.
         everywhere: Whether handles and lists reach beyond the project, as for the person at the command line, who
             also gets the project's own sandbox only if it is what was asked for.
         patience_s: How long a list waits for engines.
@@ -64,6 +67,7 @@ class SandboxService:
         provider: str,
         is_asked: bool = False,
         template: SandboxSpec,
+        demands: Demands = Demands(),  # noqa: B008 (frozen)
         everywhere: bool = False,
         patience_s: float = 5.0,
         max_sandboxes: int = 256,
@@ -71,6 +75,7 @@ class SandboxService:
         self.owner = owner
         self.snapshots = snapshots
         self.everywhere = everywhere
+        self.demands = demands
         self._max_sandboxes = max_sandboxes
         self._registry = registry
         self._provider = provider
@@ -109,9 +114,11 @@ class SandboxService:
 
         Raises:
             NotFoundError: There is no such sandbox, or its engine has lost it.
+            ConfigError: The project's manifest cannot be carried out.
             InvalidRequestError: The handle means several.
             ProviderError: The engine cannot be reached or fails.
         """
+        self.demands.require()
         sandbox_id = SandboxId(handle) if handle else self._default
         if sandbox_id is not None and (live := self._connections.cached(sandbox_id)) is not None:
             return live
@@ -126,6 +133,13 @@ class SandboxService:
         """
         provider = await self._providers.get(self._provider)
         self._template = replace(self._template, image=await image_name(provider, image))
+
+    async def use_first(self, names: Sequence[str]) -> None:
+        """Let new sandboxes run on the first of some providers that works, and have it told if that is another."""
+        chosen = await first_usable(self._providers, names)
+        self._provider = self.contents.provider = chosen.name
+        self._asked_provider = self._asked_provider and chosen.name
+        self.demands = replace(self.demands, notices=(*self.demands.notices, *chosen.notices))
 
     async def create(
         self, *, name: str = "", provider: str = "", image: str = "", from_snapshot: str = "", count: int = 1
@@ -144,6 +158,7 @@ class SandboxService:
             StateError: The name is taken.
             UnsupportedError: The provider cannot do it.
         """
+        self.demands.require()
         check_new(name, count)
         if image and from_snapshot:
             raise InvalidRequestError(
@@ -159,19 +174,7 @@ class SandboxService:
         model = replace(self._record(), provider=chosen, parent=stored.id if stored else None)
         if image or stored or chosen != self._provider:
             model = replace(model, image=image or None)
-        return await all_or_none(self.records_like(model, name, count), self._create, self._undo)
-
-    def records_like(self, model: SandboxRecord, name: str, count: int) -> "list[SandboxRecord]":
-        """Return records of further sandboxes, with fresh ids; nothing is entered yet.
-
-        Raises:
-            InvalidRequestError: The name or the count cannot be used.
-        """
-        check_new(name, count)
-        names = [name] if count == 1 else [f"{name}-{number}" if name else "" for number in range(1, count + 1)]
-        at = now()
-        fresh = replace(model, is_default=False, created_at=at, last_used_at=at)
-        return [replace(fresh, id=new_sandbox_id(), name=each) for each in names]
+        return await all_or_none(records_like(model, name, count), self._create, self._undo)
 
     async def adopt(self, records: "Sequence[SandboxRecord]", sandboxes: "Sequence[Sandbox]") -> "list[LiveSandbox]":
         """Enter sandboxes that an engine has made, all or none: of none anything is left if one cannot be entered.
@@ -300,10 +303,9 @@ class SandboxService:
         live = await self._connections.connect(record, is_new=is_new)
         if live is None:
             raise NotFoundError(
-                f"Sandbox {record.name or record.id!r} is gone",
+                f"Sandbox {record.name or record.id!r} is gone", fix="Create another one, also from a snapshot",
                 why=f"provider {record.provider!r} does not have it any more, or it was destroyed meanwhile",
-                fix="Create another one; `snapshot_list` shows what can be restored into it",
-            )
+            )  # fmt: skip
         return live
 
     async def _open_default(self) -> LiveSandbox:
@@ -317,8 +319,7 @@ class SandboxService:
                 if live is not None:
                     return await self._announced(live, gone)
                 gone = found.record.id
-        why = "others destroy it as soon as it is made"
-        raise StateError("No sandbox for this project", why=why, fix="Stop them, then try again")
+        raise StateError("No sandbox for this project", why="others destroy it when it is made", fix="Stop them first")
 
     async def _destroy(self, record: SandboxRecord, *, forget: bool) -> None:
         with anyio.move_on_after(_DESTROY_S) as scope, suppress(NotFoundError):  # not found: somebody was faster
@@ -334,19 +335,18 @@ class SandboxService:
                 await self._registry.remove(record.id)
         if scope.cancelled_caught:
             raise ProviderError(
-                f"Sandbox {record.id} not destroyed",
+                f"Sandbox {record.id} not destroyed", fix="Try again",
                 why=f"provider {record.provider!r} did not finish within {_DESTROY_S:g} s",
-                fix="Try again",
-            )
+            )  # fmt: skip
         if self._default == record.id:
             self._default = None
 
     async def _announced(self, live: LiveSandbox, gone: SandboxId | None) -> LiveSandbox:
         notices = [*live.notices, *about_another(live.record, gone)]
         if self._default is None:
-            notices += await about_configuration(
-                live, self._providers, self._asked_provider, self._template, exact=self.everywhere
-            )
+            notices += self.demands.notices
+            asked = Asked(self._asked_provider, self._template, workspace=self.demands.asked_workspace)
+            notices += await about_configuration(live, self._providers, asked, exact=self.everywhere)
         self._default = live.record.id
         return replace(live, notices=tuple(notices)) if notices else live
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.core.sandbox import Limits
 
-__all__ = ["BEST_EFFORT", "LIMIT_OPTIONS", "LimitOption", "WantedLimits", "find_limits"]
+__all__ = [
+    "BEST_EFFORT", "LIMIT_OPTIONS", "LimitOption", "WantedLimits", "cores", "count", "find_limits", "seconds", "size",
+]  # fmt: skip
 
 
 class LimitOption:
@@ -32,17 +34,19 @@ class LimitOption:
 class WantedLimits:
     """What was asked for."""
 
-    __slots__ = ("best_effort", "limits")
+    __slots__ = ("best_effort", "given", "limits")
 
-    def __init__(self, limits: "Limits", *, best_effort: bool) -> None:
+    def __init__(self, limits: "Limits", *, best_effort: bool, given: "frozenset[str]" = frozenset()) -> None:
         self.limits = limits
         self.best_effort = best_effort
+        self.given = given
+        """Names of the fields of `limits` that were asked for; the others are the usual ones."""
 
 
 _SIZES = {"": 1, "b": 1}
 _SIZES.update({f"{letter}{end}": 1024**power for power, letter in enumerate("kmgt", 1) for end in ("", "ib")})
 _SIZES.update({f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)})
-_TIMES = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+_TIMES = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _CORES = {"": 1, "core": 1, "cores": 1, "cpu": 1, "cpus": 1}
 
 
@@ -55,34 +59,40 @@ def _quantity(text: str, units: "Mapping[str, int]") -> float | None:
     return float(number) * units[unit]
 
 
-def _size(text: str) -> float | None:
+def size(text: str) -> float | None:
+    """Return bytes; `None` for what is no size."""
     value = _quantity(text, _SIZES)
     return None if value is None else int(value)
 
 
-def _time(text: str) -> float | None:
+def seconds(text: str) -> float | None:
+    """Return seconds; `None` for what is no time."""
     return _quantity(text, _TIMES)
 
 
-def _cores(text: str) -> float | None:
+def cores(text: str) -> float | None:
+    """Return a number of processors; `None` for what is none."""
     return _quantity(text, _CORES)
 
 
-def _count(text: str) -> float | None:
+def count(text: str) -> float | None:
+    """Return a whole number; `None` for what is none."""
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
 _MIB = 1024 * 1024
 LIMIT_OPTIONS = {
     "memory": LimitOption(
-        "memory_bytes", "SIZE", "memory of all its processes together, such as 2GiB", _size, 16 * _MIB
+        "memory_bytes", "SIZE", "memory of all its processes together, such as 2GiB", size, 16 * _MIB
     ),
-    "cpus": LimitOption("cpu_count", "N", "processors that it may keep busy, such as 1.5", _cores, 0.01),
-    "pids": LimitOption("pids", "N", "processes and threads (default: 512)", _count, 8),
-    "disk": LimitOption("disk_bytes", "SIZE", "what it may write, such as 5GiB", _size, _MIB),
-    "inodes": LimitOption("inodes", "N", "files and directories that it may make", _count, 100),
-    "open-files": LimitOption("open_files", "N", "open files of each process (default: 65536)", _count, 16),
-    "command-time": LimitOption("command_s", "TIME", "how long any command may run, such as 600 or 10min", _time, 0.1),
+    "cpus": LimitOption("cpu_count", "N", "processors that it may keep busy, such as 1.5", cores, 0.01),
+    "pids": LimitOption("pids", "N", "processes and threads (default: 512)", count, 8),
+    "disk": LimitOption("disk_bytes", "SIZE", "what it may write, such as 5GiB", size, _MIB),
+    "inodes": LimitOption("inodes", "N", "files and directories that it may make", count, 100),
+    "open-files": LimitOption("open_files", "N", "open files of each process (default: 65536)", count, 16),
+    "command-time": LimitOption(
+        "command_s", "TIME", "how long any command may run, such as 600 or 10min", seconds, 0.1
+    ),
 }
 BEST_EFFORT = "best-effort"
 _EXAMPLES = {"SIZE": "a size such as 512MiB, 2GiB or 4GB", "N": "a number", "TIME": "a time such as 90, 10min or 2h"}
@@ -109,7 +119,8 @@ def find_limits(
         return None
     from mcp_sandbox.core.sandbox import Limits
 
-    return WantedLimits(Limits(**given), best_effort=bool(best_effort))  # pyright: ignore[reportArgumentType]
+    limits = Limits(**given)  # pyright: ignore[reportArgumentType]
+    return WantedLimits(limits, best_effort=bool(best_effort), given=frozenset(given))
 
 
 def _parsed(name: str, text: str, option: LimitOption) -> float:

@@ -1,0 +1,118 @@
+"""From what holds to what new sandboxes are created from, and what a service must know beside."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from mcp_sandbox.core.capability import Isolation, WorkspaceMode
+from mcp_sandbox.core.errors import ConfigError, SandboxError
+from mcp_sandbox.core.sandbox import Limits, SandboxSpec, Workspace
+from mcp_sandbox.manifest.commands import command_policies
+from mcp_sandbox.manifest.keys import DEFAULTS
+from mcp_sandbox.manifest.layers import LIMIT_KEYS
+from mcp_sandbox.manifest.narrowing import Layer, Narrowed, narrow
+from mcp_sandbox.manifest.support import unsupported
+from mcp_sandbox.policy.rules import Policy
+from mcp_sandbox.service.demands import Demands
+
+__all__ = ["Effective", "effective"]
+
+_FALLBACKS: Final = "sandbox.fallback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """What holds, ready to be used."""
+
+    narrowed: Narrowed
+    provider: str
+    """Of new sandboxes; empty if nobody says."""
+    template: SandboxSpec
+    demands: Demands
+    policy: Policy
+
+
+def effective(
+    layers: "list[Layer]", template: SandboxSpec, *, default_provider: str, environ: Mapping[str, str] = os.environ
+) -> Effective:
+    """Return what new sandboxes are, where files say something about it.
+
+    Args:
+        layers: From the top down.
+        template: What they would be without any; its workspace has the project.
+        default_provider: What runs them where nobody says.
+        environ: Where `allowed_env` takes values from.
+    """
+    narrowed = narrow(layers)
+    provider = str(narrowed.value("sandbox.provider") or "")
+    return Effective(
+        narrowed=narrowed,
+        provider=provider,
+        template=_template(narrowed, template, layers, provider or default_provider),
+        demands=Demands(
+            refusal=_refusal(narrowed, provider or default_provider),
+            fallback=cast("tuple[str, ...]", narrowed.value(_FALLBACKS) or ()),
+            env=_environment(narrowed, environ),
+            asked_workspace="workspace.mode" in narrowed.held,
+            idle_s=cast("float | None", narrowed.value("sandbox.idle")),
+            commands=command_policies(layers),
+            notices=tuple(narrowed.told),
+        ),
+        policy=_policy(narrowed),
+    )
+
+
+def _template(narrowed: Narrowed, template: SandboxSpec, layers: "list[Layer]", provider: str) -> SandboxSpec:
+    limits: dict[str, Any] = {
+        name: narrowed.value(key) for key, name in LIMIT_KEYS.items() if narrowed.value(key) is not None
+    }
+    mode = WorkspaceMode(str(narrowed.value("workspace.mode") or DEFAULTS["workspace.mode"]))
+    source = template.workspace.source
+    workspace = Workspace() if mode is WorkspaceMode.EMPTY or source is None else Workspace(mode=mode, source=source)
+    runtime = narrowed.value(f"sandbox.options.{provider}.runtime") or template.runtime
+    return replace(
+        template,
+        image=cast("str | None", narrowed.value("environment.image")),
+        fetch_image=_may_fetch(narrowed, layers),
+        workspace=workspace,
+        runtime=cast("str | None", runtime),
+        limits=replace(Limits(), **limits),
+        best_effort=bool(narrowed.value("limits.best_effort")),
+    )
+
+
+def _may_fetch(narrowed: Narrowed, layers: "list[Layer]") -> bool:
+    """Whether an image may be got from where it comes from: not if a project named it that nobody said yes to."""
+    held = narrowed.held.get("environment.image")
+    return held is None or any(layer.trusted for layer in layers if layer.source in held.sources)
+
+
+def _environment(narrowed: Narrowed, environ: Mapping[str, str]) -> "dict[str, str]":
+    allowed = cast("tuple[str, ...]", narrowed.value("allowed_env") or ())
+    passed = {name: environ[name] for name in allowed if name in environ}
+    own = {key.removeprefix("env."): str(held.value) for key, held in narrowed.held.items() if key.startswith("env.")}
+    return {**passed, **own}
+
+
+def _policy(narrowed: Narrowed) -> Policy:
+    least = str(narrowed.value("policy.min_isolation") or "namespace")
+    providers, images = narrowed.value("policy.providers"), narrowed.value("policy.images")
+    return Policy(
+        min_isolation=Isolation[least.upper()],
+        providers=None if providers is None else frozenset(cast("tuple[str, ...]", providers)),
+        images=None if images is None else frozenset(cast("tuple[str, ...]", images)),
+    )
+
+
+def _refusal(narrowed: Narrowed, provider: str) -> SandboxError | None:
+    if narrowed.refused:
+        first = narrowed.refused[0]
+        more = len(narrowed.refused) - 1
+        also = f" (and {more} more; `mcp-sandbox policy explain` lists them)" if more else ""
+        return ConfigError(f"{first.key} in {first.source} refused", why=f"{first.why}{also}", fix=first.fix)
+    if (lacks := next(unsupported(narrowed, provider), None)) is not None:
+        return ConfigError(
+            f"{lacks.key} in {' and '.join(lacks.sources)} not carried out", why=lacks.why, fix=lacks.fix
+        )
+    return None

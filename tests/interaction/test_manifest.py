@@ -1,0 +1,87 @@
+"""A manifest as a client meets it: carried out from the first call on, or refused by whatever needs a sandbox."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.interaction.wire_client import WireClient
+
+__all__: list[str] = []
+
+
+def test_what_a_manifest_says_holds_from_the_first_call(start: Callable[..., WireClient], project: Path) -> None:
+    (project / "mcp-sandbox.yaml").write_text(
+        "limits: {open_files: 234}\nenv: {FROM: manifest, CI: 'no'}\nsandbox: {timeout: 2s}\n"
+    )
+    server = start("serve", "--project", str(project))
+    first = server.exec("ulimit -n; echo $FROM $CI")
+    assert first.body.splitlines()[-2:] == ["234", "manifest no"]
+    assert "ended=timeout" in server.exec("sleep 30").header
+    assert server.exec("echo $FROM", env={"FROM": "call"}).body.strip() == "call"
+
+
+def test_cfg_04_a_manifest_that_a_sandbox_writes_stays_in_there(
+    start: Callable[..., WireClient], project: Path
+) -> None:
+    scope = ("serve", "--project", str(project))
+    written = start(*scope).exec(
+        "echo 'limits: {pids: 9999}' > mcp-sandbox.yaml; echo x > agent.manifest; cat mcp-sandbox.yaml"
+    )
+    assert "9999" in written.text
+    assert not (project / "mcp-sandbox.yaml").exists()
+    assert not start(*scope).exec("true").is_error
+
+
+def test_a_manifest_that_cannot_be_used_is_told_by_every_call_and_nothing_is_made(
+    start: Callable[..., WireClient], project: Path
+) -> None:
+    (project / "mcp-sandbox.yaml").write_text("limits:\n  pidz: 5\n")
+    server = start("serve", "--project", str(project))
+    assert len(server.request("tools/list")["result"]["tools"]) > 3
+    for answer in (
+        server.exec("true"),
+        server.call("write_file", file_path="a", content="x"),
+        server.call("sandbox_create"),
+    ):
+        assert answer.is_error
+        assert "mcp-sandbox.yaml cannot be used: line 2: limits.pidz" in answer.text
+        assert "did you mean `pids`?" in answer.text
+        assert str(project) not in answer.text
+    assert server.call("sandbox_list").text.startswith("No sandboxes")
+
+
+def test_what_tools_ask_for_is_within_what_the_operator_allows(
+    start: Callable[..., WireClient], project: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("policy: {providers: [local], images: [dev]}\n")
+    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert not server.exec("true").is_error
+    refused = server.call("sandbox_create", image="other")
+    assert "Image 'other' refused: the policy allows only dev" in refused.text
+
+
+def test_the_strictest_layer_decides_about_commands(
+    start: Callable[..., WireClient], project: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("capabilities: {commands: {denied: [dd]}}\n")
+    rule = "{rule: git push *, decision: deny, reason: nobody pushes from here, match: [git push origin]}"
+    (project / "mcp-sandbox.yaml").write_text(f"capabilities: {{commands: {{allowed: [git, dd], rules: [{rule}]}}}}\n")
+    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert not server.exec("git --version").is_error
+    denied = server.exec("echo x | dd of=y")
+    assert "says" in denied.text
+    assert "config.yaml" in denied.text
+    assert "nobody pushes from here" in server.exec("git push origin main").text
+    assert "which this client cannot do" in server.exec("python3 -c 1").text
+
+
+def test_a_rule_that_its_own_example_proves_wrong_is_refused(start: Callable[..., WireClient], project: Path) -> None:
+    rule = "{rule: git push, decision: deny, match: [git pull]}"
+    (project / "mcp-sandbox.yaml").write_text(f"capabilities: {{commands: {{rules: [{rule}]}}}}\n")
+    refused = start("serve", "--project", str(project)).exec("true")
+    assert refused.is_error
+    assert "capabilities.commands in mcp-sandbox.yaml" in refused.text
+    assert "its example 'git pull' is not matched" in refused.text
