@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import mcp_sandbox
-
 from tests.benchmarks.calls import call
 from tests.benchmarks.measuring import Row, Samples, process_floor
 from tests.interaction.wire_client import WireClient
