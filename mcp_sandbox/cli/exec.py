@@ -3,6 +3,7 @@
 import argparse
 import os
 import select
+import shlex
 import signal
 import sys
 from typing import Final
@@ -74,6 +75,7 @@ async def _exec(sandboxes: SandboxService, options: argparse.Namespace) -> int:
         stdin=has_input,
         timeout_s=options.timeout,
     )
+    await _admit(sandboxes, options, request)
     live = await sandboxes.open(options.sandbox)
     tell(live.notices)
     result: ExecResult | None = None
@@ -83,6 +85,23 @@ async def _exec(sandboxes: SandboxService, options: argparse.Namespace) -> int:
         result = await _relay(execution)
         tasks.cancel_scope.cancel()
     return _NOBODY_READS if result is None else _status(result)
+
+
+async def _admit(sandboxes: SandboxService, options: argparse.Namespace, request: ExecRequest) -> None:
+    """Return if the rules, or the person here, let the command run."""
+    if not sandboxes.demands.commands:
+        return
+    from mcp_sandbox.cli.asking import ask_at_terminal
+    from mcp_sandbox.service.command_gate import CommandGate
+
+    await CommandGate(sandboxes.demands.commands).admit(
+        shlex.join(request.argv),
+        cwd=request.cwd,
+        sandbox=options.sandbox or "default",
+        env={},
+        stdin=None,
+        ask=ask_at_terminal,
+    )
 
 
 async def _relay(execution: Execution) -> ExecResult | None:

@@ -62,7 +62,7 @@ class CommandGate:
                 self._allowed.add(question.digest)
             case Approval.CANNOT_ASK:
                 raise _refused(
-                    f"{asked}, which this client cannot do",
+                    f"{asked}, which cannot be done here",
                     "Do it another way, or have the user allow it under `capabilities.commands` in their own file",
                 )
             case Approval.TOO_OFTEN:

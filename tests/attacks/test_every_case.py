@@ -20,6 +20,7 @@ NUMBERS = {
     "FT": (1, 2, 3, 4, 5, 6, 7, 8),  # file tools
     "SNAP": (1, 2, 3, 4, 5, 6),  # snapshots
     "CRASH": (1, 2, 3, 4, 5),  # crashes and faults
+    "CMD": (1, 2, 3, 4, 5),  # rules for commands
 }
 CASES = {f"{kind}-{number:02}" for kind, numbers in NUMBERS.items() for number in numbers}
 
