@@ -52,6 +52,10 @@ class EngineApi(Protocol):
         """List containers."""
         ...
 
+    def kill(self, container: str) -> None:
+        """Kill what runs in a container."""
+        ...
+
     def remove_container(self, container: str, *, v: bool, force: bool) -> None:
         """Kill and remove a container with its nameless volumes."""
         ...

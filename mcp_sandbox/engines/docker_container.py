@@ -23,6 +23,7 @@ __all__ = [
     "AGENT",
     "LABEL_SANDBOX",
     "LABEL_STATE",
+    "NOT_COMPARED",
     "ImageFacts",
     "agent_archive",
     "bridge_command",
@@ -47,6 +48,11 @@ _PLACES: Final = (SPOOL, "/tmp/", "/var/tmp/")  # noqa: S108 (inside a sandbox)
 """A slash at the end: everybody's."""
 _IN_TMP: Final = ".mcp-sandbox"
 """Root's, so that no command can remove it from a directory that is everybody's."""
+NOT_COMPARED: Final = (
+    AGENT, SPOOL, "/dev", "/proc", "/sys", "/.dockerenv", "/run/.containerenv", "/etc/hostname", "/etc/hosts",
+    "/etc/mtab", "/etc/resolv.conf",
+)  # fmt: skip
+"""Ours, the kernel's and the engine's."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,21 +20,19 @@ from mcp_sandbox.engines.docker_container import (
     LABEL_SANDBOX,
     LABEL_STATE,
     ImageFacts,
-    agent_archive,
     bridge_command,
-    container_config,
     container_name,
     environment,
     project_archive,
     tmp_archive,
 )
 from mcp_sandbox.engines.docker_facts import EngineFacts, engine_facts
-from mcp_sandbox.engines.docker_mounting import owner_of
+from mcp_sandbox.engines.docker_making import ContainerMaker
 from mcp_sandbox.engines.docker_pulling import ImagePuller
 from mcp_sandbox.engines.docker_ready import ReadyImages
 from mcp_sandbox.engines.docker_state import ContainerState, ContainerStates
 from mcp_sandbox.engines.docker_stream import open_exec
-from mcp_sandbox.engines.docker_user import SandboxUser, choose_user, first_file
+from mcp_sandbox.engines.docker_user import SandboxUser
 from mcp_sandbox.engines.docker_watching import watch_container
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.hostfs.tree_packing import packed_file
@@ -43,7 +41,6 @@ __all__ = ["DockerEngine", "Found", "timestamp"]
 
 _log = logging.getLogger(__name__)
 _CONNECT_ATTEMPTS: Final = 3
-_REMOVING_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +66,7 @@ class DockerEngine:
         self.puller = ImagePuller(client)
         self._version = version
         self.ready = ReadyImages(client)
+        self.maker = ContainerMaker(client, facts, self.states, self.ready)
 
     @classmethod
     async def open(cls, root: Path, environ: Mapping[str, str] = os.environ) -> "DockerEngine":
@@ -92,6 +90,7 @@ class DockerEngine:
     async def aclose(self) -> None:
         """Let go of the engine; containers stop by themselves once nobody is connected."""
         await self.puller.aclose()
+        await self.maker.aclose()
         await self.client.aclose()
 
     # ------------------------------------------------------------------------------------------ making
@@ -111,21 +110,23 @@ class DockerEngine:
             raise StateError(
                 f"Sandbox {spec.id!r} not created", why="there is one with this id", fix="Choose another id"
             )
-        container, user = await self._ready_container(spec, image)
+        container, user = await self.maker.ready_container(spec, image)
         try:
             if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
-                await self._put(container, lambda: project_archive(spec.workspace.source or "", user))
+                await self._bring(spec.id, container, spec.workspace.source, user)
             await self._start_with(container, times, spec.runtime)
             state = ContainerState(
                 id=spec.id, created_at=timestamp(), image=image.name, image_id=image.image_id, uid=user.uid,
                 gid=user.gid, user=user.name, home=user.home, env=environment(image, user, spec), limits=spec.limits,
                 workspace=spec.workspace.mode.value, runtime=spec.runtime or "", engine_id=self.facts.engine_id,
-                container=container, labels=dict(spec.labels),
+                container=container, labels=dict(spec.labels), start_image=image.image_id,
+                start_project=bool(spec.workspace.source) and spec.workspace.mode is not WorkspaceMode.MOUNT,
             )  # fmt: skip
             await anyio.to_thread.run_sync(self.states.add, state)
         except BaseException:
+            self.states.start(spec.id).unlink(missing_ok=True)
             with anyio.CancelScope(shield=True), suppress(ProviderError):
-                await self.remove(container)
+                await self.maker.remove(container)
             raise
         return state
 
@@ -134,12 +135,13 @@ class DockerEngine:
         spec = SandboxSpec(
             id=SandboxId(state.id), runtime=state.runtime or None, limits=state.limits, labels=state.labels
         )
-        container, user = await self._ready_container(spec, image, f"{container_name(state.id)}.{secrets.token_hex(6)}")
+        name = f"{container_name(state.id)}.{secrets.token_hex(6)}"
+        container, user = await self.maker.ready_container(spec, image, name)
         try:
             await self._start_with(container, times, spec.runtime)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(ProviderError):
-                await self.remove(container)
+                await self.maker.remove(container)
             raise
         return replace(
             state, container=container, image_id=image.image_id, uid=user.uid, gid=user.gid, user=user.name,
@@ -150,88 +152,38 @@ class DockerEngine:
         if self.facts.has_own_kernel(runtime):
             await self._keep_tmp(container)
         if times:
-            await self._put(container, lambda: iter([packed_file(f"{AGENT[1:]}/times", times, 0o400), bytes(1024)]))
+            pieces = (packed_file(f"{AGENT[1:]}/times", times, 0o400), bytes(1024))
+            await self.maker.put(container, lambda: iter(pieces))
         await self.start(container)
 
     async def _keep_tmp(self, container: str) -> None:
         try:
-            await self._put(container, lambda: iter([tmp_archive(whole=False)]), "/tmp")  # noqa: S108 (inside)
+            await self.maker.put(container, lambda: iter([tmp_archive(whole=False)]), "/tmp")  # noqa: S108 (inside)
         except NotFoundError:  # its image has none
-            await self._put(container, lambda: iter([tmp_archive(whole=True)]))
+            await self.maker.put(container, lambda: iter([tmp_archive(whole=True)]))
 
-    async def bring_project(self, state: ContainerState, source: str) -> None:
-        """Copy a project into the workspace of a sandbox."""
+    async def bring_project(self, state: ContainerState, sandbox: SandboxId, source: str) -> None:
+        """Copy a project into the workspace of a sandbox, which may be about to get another id."""
         user = SandboxUser(uid=state.uid, gid=state.gid, name=state.user, home=state.home, known=True)
-        await self._put(state.container, lambda: project_archive(source, user))
+        await self._bring(sandbox, state.container, source, user)
 
-    async def _ready_container(self, spec: SandboxSpec, image: ImageFacts, name: str = "") -> tuple[str, SandboxUser]:
-        """Make a container with the agent in it."""
-        if spec.workspace.mode is WorkspaceMode.MOUNT:
-            return await self._container_of_owner(spec, image)
-        if (ready := await self.ready.find(image)) is not None:
-            return await self._make(spec, ready.image_id, ready.user, name), ready.user
-        container = await self._make(spec, image.image_id, choose_user(image.user, None), name)
+    async def _bring(self, sandbox: SandboxId, container: str, source: str, user: SandboxUser) -> None:
+        await self.maker.put(container, lambda: self.states.keep_start(sandbox, project_archive(source, user)))
+
+    async def bring_start(self, state: ContainerState, container: str) -> None:
+        """Copy the project that a sandbox started with into another container.
+
+        Raises:
+            NotFoundError: It is not there.
+        """
         try:
-            passwd, group = await self._table(container, "passwd"), await self._table(container, "group")
-            user = choose_user(image.user, passwd)
-            await self._put(container, lambda: agent_archive(image, user, passwd, group))
-            await self.ready.keep(container, image, user)
-        except BaseException:
-            with anyio.CancelScope(shield=True), suppress(ProviderError):
-                await self.remove(container)
-            raise
-        if user == choose_user(image.user, None):
-            return container, user
-        await self.remove(container)  # it was made for another user than the image has
-        if (ready := await self.ready.find(image)) is None:
-            raise ProviderError(
-                f"Image {image.name!r} cannot be used", why="the container engine did not keep it with the agent in it",
-                fix="Look into the log for the reason",
-            )  # fmt: skip
-        return await self._make(spec, ready.image_id, user, name), user
-
-    async def _container_of_owner(self, spec: SandboxSpec, image: ImageFacts) -> tuple[str, SandboxUser]:
-        """Make a container whose user is the owner of the project that is mounted."""
-        source = spec.workspace.source or ""
-        owner = await anyio.to_thread.run_sync(owner_of, source, self.client.endpoint, self.facts)
-        container = await self._make(spec, image.image_id, choose_user(image.user, None, owner))
-        try:
-            passwd, group = await self._table(container, "passwd"), await self._table(container, "group")
-            user = choose_user(image.user, passwd, owner)
-            if user.home != choose_user(image.user, None, owner).home:
-                await self.remove(container)
-                container = await self._make(spec, image.image_id, user)
-            await self._put(container, lambda: agent_archive(image, user, passwd, group))
-        except BaseException:
-            with anyio.CancelScope(shield=True), suppress(ProviderError):
-                await self.remove(container)
-            raise
-        return container, user
-
-    async def _make(self, spec: SandboxSpec, image_id: str, user: SandboxUser, name: str = "") -> str:
-        name = name or container_name(spec.id)
-        config = container_config(spec, image_id, user, self.facts, self.states.owner)
-        what = f"Sandbox {spec.id!r} not created"
-        try:
-            made = await self.client.call(what, lambda api: api.create_container_from_config(config, name))
-        except StateError:
-            if self.states.has(spec.id):
-                raise StateError(what, why="there is one with this id", fix="Choose another id") from None
-            await self.remove(name)  # whoever made it was killed before it was finished
-            made = await self.client.call(what, lambda api: api.create_container_from_config(config, name))
-        return str(made["Id"])
-
-    async def _table(self, container: str, name: str) -> bytes | None:
-        try:
-            return await self.client.call(
-                "No table of users", lambda api: first_file(b"".join(api.get_archive(container, f"/etc/{name}")[0]))
-            )
-        except NotFoundError:
-            return None
-
-    async def _put(self, container: str, archive: Callable[[], Iterator[bytes]], where: str = "/") -> None:
-        what = "Nothing can be put into the container"
-        await self.client.call(what, lambda api: api.put_archive(container, where, archive()))
+            with self.states.start(state.id).open("rb") as archive:
+                await self.maker.put(container, lambda: iter(lambda: archive.read(1 << 20), b""))
+        except FileNotFoundError:
+            raise NotFoundError(
+                "Nothing compared", why="the project as it was when the sandbox was made is not kept",
+                fix="Compare with a snapshot",
+            ) from None  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ running
 
@@ -328,29 +280,13 @@ class DockerEngine:
 
     # ------------------------------------------------------------------------------------------ ending
 
-    async def remove(self, container: str) -> None:
-        """Kill what runs in a container and remove it with its files. No-op if there is none."""
-        with suppress(NotFoundError):
-            try:
-                await self.client.call(
-                    "The sandbox is not removed", lambda api: api.remove_container(container, v=True, force=True)
-                )
-            except StateError:  # somebody removes it already
-                await self._removed(container)
-
     async def destroy(self, sandbox: SandboxId) -> None:
         """Remove the container of a sandbox and what is remembered of it. No-op if there is none."""
         name = container_name(sandbox)
         with suppress(NotFoundError, StateError):
             name = (await anyio.to_thread.run_sync(self.states.load, sandbox)).container
-        await self.remove(name)
+        await self.maker.remove(name)
         await anyio.to_thread.run_sync(self.states.forget, sandbox)
-
-    async def _removed(self, container: str) -> None:
-        with anyio.fail_after(_REMOVING_S):
-            while True:
-                await self.client.call("The sandbox is not removed", lambda api: api.inspect_container(container))
-                await anyio.sleep(0.05)
 
 
 def timestamp() -> str:

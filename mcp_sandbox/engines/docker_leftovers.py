@@ -42,13 +42,17 @@ async def collect_containers(
         gone.append(Leftover(kind="sandbox", name=found.sandbox, why=why))
         if not dry_run:
             with suppress(ProviderError):  # next time
-                await engine.remove(found.container)
+                await engine.maker.remove(found.container)
                 await to_thread.run_sync(engine.states.forget, found.sandbox)
     for name in await to_thread.run_sync(engine.states.names):
         if name not in {found.sandbox for found in containers} and await _is_gone(engine, name):
             gone.append(Leftover(kind="record", name=name, why="the engine does not have its container any more"))
             if not dry_run:
                 await to_thread.run_sync(engine.states.forget, name)
+    for start in await to_thread.run_sync(engine.states.stray_starts, now - MAKING_S):
+        gone.append(Leftover(kind="file", name=start.name, why="the project of a sandbox that was never finished"))
+        if not dry_run:
+            start.unlink(missing_ok=True)
     if not dry_run:
         with suppress(ProviderError):
             removed = await engine.ready.collect()
@@ -63,7 +67,7 @@ async def _removed_replaced(engine: DockerEngine, found: Found, *, dry_run: bool
             again = [each for each in await engine.containers() if each.container == found.container]
             if again and again[0].replaced:
                 if not dry_run:
-                    await engine.remove(found.container)
+                    await engine.maker.remove(found.container)
                 return True
     return False
 

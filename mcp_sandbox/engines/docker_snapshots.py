@@ -182,6 +182,9 @@ class DockerSnapshots:
 
     async def _remove_discarded(self, name: str) -> None:
         with suppress(NotFoundError, ProviderError, SandboxError):  # something still stands on it
+            found = await self._client.call("No image", lambda api: api.inspect_image(name))
+            if str(found["Id"]) in await anyio.to_thread.run_sync(self._engine.states.start_images):
+                return  # a sandbox that was restored since is still compared with it
             await self._client.call("Snapshot not deleted", lambda api: api.remove_image(name))
 
     async def collect(

@@ -4,12 +4,14 @@ owner                 names this state directory; a label of everything that is 
 sandboxes/<id>.json   written when a container is ready: one without was never finished. It names the container, so that
                       one write gives a sandbox another one: what a restore replaces, what was started ahead
 snapshots/<ref>       times of files, which an image knows in whole seconds only
+starts/<id>           the project that was copied into a sandbox, as a tar archive: what it is compared with
 locks/<id>            held by whoever replaces or destroys it
 """
 
 import json
 import re
 import secrets
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any, Final
 
 from mcp_sandbox.core.errors import NotFoundError, StateError
 from mcp_sandbox.core.sandbox import Limits, SandboxId
-from mcp_sandbox.hostfs.atomic import write_atomically, write_once
+from mcp_sandbox.hostfs.atomic import UNFINISHED, write_atomically, write_once
 
 __all__ = ["ContainerState", "ContainerStates"]
 
@@ -44,6 +46,10 @@ class ContainerState:
     limits: Limits
     workspace: str
     """The mode of its workspace."""
+    start_image: str = ""
+    """What it started from, as the engine names it; empty in records of old: the image that it has now."""
+    start_project: bool = False
+    """Whether a project was copied into it then; for a fork, into its source."""
     runtime: str = ""
     """That it runs on, as the engine names it; empty is the engine's default."""
     found_runtime: str = ""
@@ -62,7 +68,7 @@ class ContainerStates:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        for name in ("sandboxes", "snapshots", "locks"):
+        for name in ("sandboxes", "snapshots", "starts", "locks"):
             (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
         write_once(root / "owner", secrets.token_hex(10).encode())
@@ -99,6 +105,41 @@ class ContainerStates:
     def times(self, ref: str) -> Path:
         """Return the file that belongs to a snapshot's image."""
         return self._root / "snapshots" / ref
+
+    def start_images(self) -> "set[str]":
+        """Return what sandboxes started from, whatever they stand on now. Blocks."""
+        return {state.start_image for state in self.all()}
+
+    def start(self, sandbox: str) -> Path:
+        """Return the file with the project that a sandbox started with."""
+        return self._root / "starts" / self._path(sandbox).stem
+
+    def keep_start(self, sandbox: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield an archive's pieces; once the last one was taken, all of them are kept as a sandbox's start. Blocks."""
+        path = self.start(sandbox)
+        beside = path.with_name(f"{UNFINISHED}{path.name}-{secrets.token_hex(8)}")
+        try:
+            with beside.open("xb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                    yield piece
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def share_start(self, sandbox: str, copy: str) -> None:
+        """Let a fork start with what its source did. Blocks."""
+        self.start(copy).unlink(missing_ok=True)
+        self.start(copy).hardlink_to(self.start(sandbox))
+
+    def stray_starts(self, before: float) -> "list[Path]":
+        """Return the files of starts that were not written since then, and belong to no sandbox. Blocks."""
+        found: list[Path] = []
+        for path in (self._root / "starts").iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before and not (self._root / "sandboxes" / f"{path.name}.json").exists():
+                    found.append(path)
+        return found
 
     def lock(self, sandbox: str) -> Path:
         """Return the lock file of a sandbox."""
@@ -144,6 +185,7 @@ class ContainerStates:
     def forget(self, sandbox: str) -> None:
         """Remove what is remembered of a sandbox. No-op if that is nothing."""
         self._path(sandbox).unlink(missing_ok=True)
+        self.start(sandbox).unlink(missing_ok=True)
         self.lock(sandbox).unlink(missing_ok=True)
 
     def names(self) -> "list[SandboxId]":

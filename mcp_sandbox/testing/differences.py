@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mcp_sandbox.core.capability import Capabilities, Verb
-from mcp_sandbox.core.differences import Action, Change, DiffRequest, LiveState, StartState, State
+from mcp_sandbox.core.differences import Action, DiffRequest, LiveState, StartState, State
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.core.files import FileKind, MkdirRequest, RemoveRequest, RenameRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -187,15 +187,23 @@ class DifferenceContract(Contract):
         }
 
     async def test_outside_of_the_workspace_too(self, compared: Sandbox, programs: None, provider: Provider) -> None:
+        capabilities, config = compared.capabilities, f"{compared.capabilities.home}/.config"
+        await put(compared, "/var/tmp/old", b"then")
         then = await compared.snapshot(FILES)
-        await sh(compared, "rm /etc/hostname; echo x > /usr/new; mkdir -p ~/.config; chmod 700 /workspace")
+        await sh(compared, "mkdir -p ~/.config; chmod 700 /workspace; rm /var/tmp/old; echo x > /tmp/new")
+        expected = {
+            **{config: Action.ADDED, "/workspace": Action.MODIFIED},
+            **{"/var/tmp/old": Action.DELETED, "/tmp/new": Action.ADDED},
+        }
+        if capabilities.root_inside:
+            await sh(compared, "rm /etc/hostname; echo x > /usr/new")
+            expected |= {"/etc/hostname": Action.DELETED, "/usr/new": Action.ADDED}
         request = DiffRequest(before=then, after=LiveState(sandbox=compared.id))
         found = {change.path: change for change in (await provider.diff(request)).changes}
-        assert _actions(found, "/etc/hostname", "/usr/new", "/root/.config", "/workspace") == [
-            *(Action.DELETED, Action.ADDED, Action.ADDED, Action.MODIFIED)
-        ]
-        assert found["/root/.config"].after is not None
-        assert found["/root/.config"].after.kind is FileKind.DIRECTORY
+        assert {path: change.action for path, change in found.items()} == expected
+        after = found[config].after
+        assert after is not None
+        assert after.kind is FileKind.DIRECTORY
         assert not found["/workspace"].content_differs
 
     async def test_what_is_gone_cannot_be_compared(self, compared: Sandbox, provider: Provider) -> None:
@@ -203,7 +211,3 @@ class DifferenceContract(Contract):
         await provider.discard(then)
         with pytest.raises(SandboxError):
             await provider.diff(DiffRequest(before=then, after=LiveState(sandbox=compared.id)))
-
-
-def _actions(found: dict[str, Change], *paths: str) -> list[Action]:
-    return [found[path].action for path in paths]

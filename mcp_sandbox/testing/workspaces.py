@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.core.capability import Verb
+from mcp_sandbox.core.differences import Action, DiffRequest, LiveState, StartState
 from mcp_sandbox.core.errors import UnsupportedError
 from mcp_sandbox.core.files import FileInfo, FileKind, RemoveRequest, RenameRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
@@ -156,3 +157,44 @@ class WorkspaceContract(Contract):
         assert _plain(await entries(working, "/workspace", 9)) == before
         assert await read_file(working, "/workspace/README") == b"at the snapshot"
         assert await read_file(working, "/workspace/src/deep/private") == b"\0\xff"
+
+    # -- what changed in it
+
+    async def test_what_changed_is_told_from_what_the_project_was(
+        self, provider: Provider, working: Sandbox, project: Path
+    ) -> None:
+        """Where the project was copied in, what the host changes later is no change of the sandbox."""
+        if not provider.capabilities.supports(Verb.DIFF):
+            pytest.skip("the provider does not declare 'diff'")
+        if provider.capabilities.workspace_copied:
+            (project / "src" / "run").write_bytes(b"changed by the host")
+            (project / "new on the host").write_bytes(b"")
+        expected = {"/workspace/README": Action.MODIFIED, "/workspace/src/new": Action.ADDED}
+        await put(working, "/workspace/README", b"changed")
+        await put(working, "/workspace/src/new", b"new")
+        assert await self.changed(provider, working) == expected
+        if working.capabilities.supports(Verb.FORK):
+            copy = new_spec(provider.capabilities)
+            (forked,) = (await working.fork([copy])).sandboxes
+            await forked.remove(RemoveRequest(path="/workspace/src/new"))
+            assert await self.changed(provider, forked) == {"/workspace/README": Action.MODIFIED}
+            await forked.aclose()
+            await provider.destroy(copy.id)
+
+    async def test_what_the_project_was_outlives_a_restore(self, provider: Provider, working: Sandbox) -> None:
+        for verb in (Verb.DIFF, Verb.RESTORE):
+            if not provider.capabilities.supports(verb):
+                pytest.skip(f"the provider does not declare {verb.value!r}")
+        await working.remove(RemoveRequest(path="/workspace/link"))
+        content = await working.snapshot(SnapshotRequest())
+        await put(working, "/workspace/README", b"changed")
+        await working.restore(content)
+        await provider.discard(content)
+        assert await self.changed(provider, working) == {"/workspace/link": Action.DELETED}
+
+    @staticmethod
+    async def changed(provider: Provider, sandbox: Sandbox) -> dict[str, Action]:
+        """Return what became of what the workspace started as."""
+        states = (StartState(sandbox=sandbox.id), LiveState(sandbox=sandbox.id))
+        found = await provider.diff(DiffRequest(before=states[0], after=states[1], paths=("/workspace",)))
+        return {change.path: change.action for change in found.changes}

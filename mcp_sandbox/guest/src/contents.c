@@ -10,7 +10,6 @@
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 
-#define BLOCK 65536
 #define VALUE_MAX 65536
 #define HEX_MAX (2 * SHA256_BYTES + 1)
 
@@ -27,24 +26,6 @@ static unsigned long directories;
 
 static void to_hex(const unsigned char *digest, char *hex) {
   for (int i = 0; i < SHA256_BYTES; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
-}
-
-static int digest_file(int fd, off_t size, struct sha256 *s) {
-  static char block[BLOCK], zeros[BLOCK];
-  for (off_t at = 0; at < size;) {
-    off_t data = lseek(fd, at, SEEK_DATA);
-    if (data < 0) return errno == ENXIO ? 0 : errno;
-    at = data / BLOCK * BLOCK;
-    ssize_t n = pread(fd, block, BLOCK, at);
-    if (n <= 0) return n < 0 ? errno : 0;
-    if (memcmp(block, zeros, (size_t)n)) {
-      uint64_t place = (uint64_t)at;
-      sha256_add(s, &place, sizeof place);
-      sha256_add(s, block, (size_t)n);
-    }
-    at += BLOCK;
-  }
-  return 0;
 }
 
 /* Those that mean something in a sandbox or to overlayfs, in whatever order the file system lists them. */
@@ -77,7 +58,7 @@ static int digest_entry(int dir, const char *name, const struct stat *look, char
   sha256_begin(&s);
   if (S_ISREG(look->st_mode)) {
     int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    error = fd < 0 ? errno : digest_file(fd, look->st_size, &s);
+    error = fd < 0 ? errno : sha256_add_file(&s, fd, look->st_size);
     if (fd >= 0) close(fd);
   } else if (S_ISLNK(look->st_mode)) {
     ssize_t n = readlinkat(dir, name, text, sizeof text);

@@ -36,7 +36,7 @@ enum type {
 };
 enum { EXEC_PTY = 1, EXEC_STDIN = 2 };
 enum { OPEN_WRITE = 1, OPEN_APPEND = 2, OPEN_PARENTS = 4, CREATE_ONLY = 8 };
-enum { PACK_META = 1 };
+enum { PACK_META = 1, PACK_DIGEST = 2 };
 enum { REMOVE_RECURSIVE = 1 };
 enum { MKDIR_PARENTS = 1, MKDIR_EXIST_OK = 2 };
 enum { SCOPE_GROUP = 0, SCOPE_TREE = 1 };

@@ -1,6 +1,7 @@
 /* Whole trees as a stream of records, both ways. A worker does it, so that init stays free. The format is in
    ../PROTOCOL.md; directories come twice: before their children, and after them with their final attributes. */
 #include "guest.h"
+#include "sha256.h"
 
 #include <dirent.h>
 
@@ -26,7 +27,8 @@ static char block[1 << 17];
 
 struct packer {
   int out;
-  bool meta, truncated;
+  bool meta, digest, truncated;
+  dev_t device;
   uint32_t depth, limit, count;
   char **prune;
   char *buffer;
@@ -93,6 +95,29 @@ shorter:;
   emit(p, &end, sizeof end);
 }
 
+/* In a listing with digests that of a file goes where a link's text does. Nobody inside is the user whose files get none:
+   where commands are an ordinary user, root's are as the image has them. */
+static bool is_digested(const struct packer *p, const struct stat *s) {
+  return p->digest && (!settings.user || s->st_uid != 0);
+}
+
+static void emit_digest(struct packer *p, int dir, const char *name, const char *path) {
+  unsigned char digest[SHA256_BYTES];
+  char hex[2 * SHA256_BYTES + 1];
+  struct sha256 sum;
+  struct stat now;
+  int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), error = fd < 0 ? errno : 0;
+  if (!error && fstat(fd, &now) < 0) error = errno;
+  if (!error && !S_ISREG(now.st_mode)) error = ESTALE;
+  sha256_begin(&sum);
+  if (!error) error = sha256_add_file(&sum, fd, now.st_size);
+  if (fd >= 0) close(fd);
+  sha256_end(&sum, digest);
+  for (int i = 0; i < SHA256_BYTES; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+  if (error) emit_error(p, path, error);
+  else emit_record(p, 'f', &now, path, hex);
+}
+
 static void pack_directory(struct packer *p, int dir, char *path, size_t length, uint32_t depth);
 
 static void pack_entry(struct packer *p, int dir, const char *name, char *path, size_t length, uint32_t depth) {
@@ -107,11 +132,12 @@ static void pack_entry(struct packer *p, int dir, const char *name, char *path, 
     emit_record(p, 'd', &s, path, "");
     bool pruned = false;
     for (char **n = p->prune; *n; n++) pruned |= !strcmp(*n, name);
-    bool deep = depth >= DEPTH_MAX;
+    bool deep = depth >= DEPTH_MAX, told = !p->meta || (is_digested(p, &s) && depth < p->depth);
+    pruned |= p->digest && s.st_dev != p->device;
     int fd = pruned || deep || depth >= p->depth
                  ? -1 : openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0) pack_directory(p, fd, path, length, depth + 1);
-    else if (!p->meta && !pruned) emit_error(p, path, deep ? ENAMETOOLONG : errno);
+    else if (told && !pruned) emit_error(p, path, deep ? ENAMETOOLONG : errno);
     if (!p->meta) emit_record(p, 'D', &s, path, "");
   } else if (S_ISLNK(s.st_mode)) {
     ssize_t n = readlinkat(dir, name, link, sizeof link - 1);
@@ -119,7 +145,8 @@ static void pack_entry(struct packer *p, int dir, const char *name, char *path, 
     emit_record(p, 'l', &s, path, link);
   } else if (S_ISREG(s.st_mode)) {
     const char *before = !p->meta && s.st_nlink > 1 ? first_path(&s, path) : NULL;
-    if (p->meta) emit_record(p, 'f', &s, path, "");
+    if (is_digested(p, &s)) emit_digest(p, dir, name, path);
+    else if (p->meta) emit_record(p, 'f', &s, path, "");
     else if (before) emit_record(p, 'h', &s, path, before);
     else {
       int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -164,6 +191,7 @@ void tree_pack(int peer, uint32_t id, struct cursor *c, int out) {
   const char *path = take_string(c);
   p.prune = take_strings(c, take_u32(c));
   p.meta = flags & PACK_META;
+  p.digest = p.meta && flags & PACK_DIGEST;
   struct stat s;
   int fd = -1, error = c->bad ? EPROTO : 0;
   if (!error && *path != '/') error = EINVAL;
@@ -174,6 +202,7 @@ void tree_pack(int peer, uint32_t id, struct cursor *c, int out) {
     send_error(peer, id, error, "pack");
   } else if (start_worker(peer, id, "pack")) {
     static char name[UINT16_MAX + 1];
+    p.device = s.st_dev;
     if (S_ISDIR(s.st_mode)) {
       pack_directory(&p, fd, name, 0, 1);
       if (!p.meta) emit_record(&p, 'D', &s, ".", "");

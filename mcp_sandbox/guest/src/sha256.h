@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define SHA256_BYTES 32
 
@@ -14,6 +15,8 @@ struct sha256 {
 };
 void sha256_begin(struct sha256 *s);
 void sha256_add(struct sha256 *s, const void *data, size_t length);
+/* An open file; of its holes and blocks of zeros only the places count. An errno, else 0. */
+int sha256_add_file(struct sha256 *s, int fd, off_t size);
 void sha256_end(struct sha256 *s, unsigned char digest[SHA256_BYTES]);
 
 #endif

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import secrets
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -13,19 +15,21 @@ import anyio
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, NetworkMode, Support, Verb, VerbSupport
-from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError
+from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, StartState, State
+from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxError, UnsupportedError
 from mcp_sandbox.core.examination import Examination, Shortcoming
-from mcp_sandbox.core.leftovers import Leftover, Remembered
+from mcp_sandbox.core.leftovers import EXPIRES, Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import NativeContent
-from mcp_sandbox.engines.docker_container import ImageFacts
+from mcp_sandbox.engines.docker_container import NOT_COMPARED, ImageFacts, container_name
 from mcp_sandbox.engines.docker_engine import DockerEngine
 from mcp_sandbox.engines.docker_leftovers import collect_containers
 from mcp_sandbox.engines.docker_mounting import require_mounted
 from mcp_sandbox.engines.docker_runtime import found_runtime
 from mcp_sandbox.engines.docker_snapshots import DockerSnapshots
 from mcp_sandbox.engines.docker_state import ContainerState
+from mcp_sandbox.engines.guest_comparing import compare_sandboxes
 from mcp_sandbox.hostfs.atomic import alocked
 from mcp_sandbox.providers.docker.sandbox import NAME, DockerSandbox
 
@@ -33,6 +37,7 @@ __all__ = ["DEFAULT_IMAGE", "DockerProvider"]
 
 DEFAULT_IMAGE: Final = "python:3.12-slim"
 _BUSY_S: Final = 60.0
+_PASSING_S: Final = 3600.0
 _WORKSPACES: Final = {
     WorkspaceMode.EMPTY: "",
     WorkspaceMode.OVERLAY: "copied in when the sandbox is made, so that snapshots hold it; the host's later changes "
@@ -99,6 +104,9 @@ class DockerProvider(Provider):
                 Verb.RESTORE: VerbSupport(Support.NATIVE, "ends running commands"),
                 Verb.CREATE_FROM_SNAPSHOT: VerbSupport(Support.NATIVE),
                 Verb.FORK: VerbSupport(Support.NATIVE),
+                Verb.DIFF: VerbSupport(
+                    Support.EMULATED, "snapshots, and what a sandbox started as, are started for it"
+                ),
                 Verb.ADOPT: VerbSupport(Support.NATIVE),
             },
             snapshot_holds=frozenset({Facet.FILES}),
@@ -152,6 +160,9 @@ class DockerProvider(Provider):
         return Examination(facts=told, shortcomings=lacks)
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+        return await self._attached(sandbox_id)
+
+    async def _attached(self, sandbox_id: SandboxId) -> DockerSandbox:
         state = await anyio.to_thread.run_sync(self._engine.states.load, sandbox_id)
         if state.engine_id != self._engine.facts.engine_id:
             raise ProviderUnavailableError(
@@ -199,6 +210,54 @@ class DockerProvider(Provider):
         require_enforceable(NAME, self._capabilities, spec)
         image = await self._snapshots.facts(content.ref)
         return await self._made(spec, image, await self._snapshots.times(content.ref))
+
+    async def diff(self, request: DiffRequest) -> Differences:
+        async with self._view(request.before) as before, self._view(request.after) as after:
+            return await compare_sandboxes(before, after, request, left_out=NOT_COMPARED)
+
+    @contextlib.asynccontextmanager
+    async def _view(self, state: State) -> AsyncGenerator[DockerSandbox]:
+        """Give out a sandbox in which a state can be looked at; one that is not live is started for that."""
+        if isinstance(state, LiveState):
+            sandbox = await self._attached(state.sandbox)
+        elif isinstance(state, StartState):
+            sandbox = await self._started_again(await anyio.to_thread.run_sync(self._engine.states.load, state.sandbox))
+        else:
+            sandbox = await self._passing(await self._snapshots.facts(state.ref), self._runtime, state.ref)
+        try:
+            yield sandbox
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+                await sandbox.aclose()
+                if not isinstance(state, LiveState):
+                    await self.destroy(sandbox.id)
+
+    async def _started_again(self, state: ContainerState) -> DockerSandbox:
+        """Start what a sandbox started as once more."""
+        if state.workspace == WorkspaceMode.MOUNT:
+            raise UnsupportedError(
+                "Nothing compared", why="the workspace is the host's own directory, and what that was is not kept",
+                fix="Use the project's version control, or serve with a copy of the project (--workspace overlay)",
+            )  # fmt: skip
+        image = await self._engine.puller.facts(state.start_image or state.image_id, fetch=False)
+        sandbox = await self._passing(image, state.runtime or self._runtime)
+        if state.start_project:
+            try:
+                await self._engine.bring_start(state, container_name(sandbox.id))
+            except BaseException:
+                with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+                    await sandbox.aclose()
+                    await self.destroy(sandbox.id)
+                raise
+        return sandbox
+
+    async def _passing(self, image: ImageFacts, runtime: str | None, ref: str = "") -> DockerSandbox:
+        """Make a sandbox to look at, whose times nobody sees; a kernel of its own gets its FIFOs with them."""
+        expires = (datetime.now(UTC) + timedelta(seconds=_PASSING_S)).isoformat(timespec="milliseconds")
+        name = SandboxId(f"looking-{secrets.token_hex(12)}")
+        spec = SandboxSpec(id=name, runtime=runtime, best_effort=True, labels={EXPIRES: expires})
+        times = await self._snapshots.times(ref) if ref and self._engine.facts.has_own_kernel(runtime) else b""
+        return await self._made(spec, image, times)
 
     async def measure(self, content: NativeContent) -> int | None:
         return content.size_bytes

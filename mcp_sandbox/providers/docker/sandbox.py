@@ -139,14 +139,14 @@ class DockerSandbox(GuestSandbox[StreamCarrier]):
                 await anyio.to_thread.run_sync(self._engine.states.save, after)
             except BaseException:
                 with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
-                    await self._engine.remove(after.container)
+                    await self._engine.maker.remove(after.container)
                 raise
             with anyio.CancelScope(shield=True):
                 old, self._state = self._carrier, after
                 self._take(carrier, self._engine.states.stamp(self.id))
                 if old is not None:
                     await old.aclose()
-                await self._engine.remove(before.container)
+                await self._engine.maker.remove_behind(before.container)
 
     async def fork(self, specs: Sequence[SandboxSpec]) -> Forked:
         for spec in specs:
@@ -173,9 +173,14 @@ class DockerSandbox(GuestSandbox[StreamCarrier]):
     async def _started(self, spec: SandboxSpec, image: ImageFacts, times: bytes) -> "DockerSandbox":
         """Make a sandbox of the same runtime from the image of a snapshot."""
         spec = replace(spec, runtime=spec.runtime or self._state.runtime or None, workspace=Workspace())
+        own = self._state
         state = await self._engine.create(spec, image, times)
         sandbox = DockerSandbox(self._engine, self._snapshots, self._capabilities, state, self._opened)
         try:
+            if own.start_project:
+                await anyio.to_thread.run_sync(self._engine.states.share_start, own.id, spec.id)
+            start = replace(state, start_image=own.start_image or own.image_id, start_project=own.start_project)
+            await anyio.to_thread.run_sync(self._engine.states.save, start)
             await sandbox.connect()
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -193,10 +198,10 @@ class DockerSandbox(GuestSandbox[StreamCarrier]):
         if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
             if self._engine.states.has(spec.id):
                 raise StateError("Sandbox not created", why=f"{spec.id} exists already", fix="Choose another id")
-            await self._engine.bring_project(state, spec.workspace.source)
+            await self._engine.bring_project(state, spec.id, spec.workspace.source)
         after = replace(
             state, id=spec.id, env={**state.env, **spec.env}, labels=dict(spec.labels), created_at=timestamp(),
-            workspace=spec.workspace.mode.value,
+            workspace=spec.workspace.mode.value, start_project=bool(spec.workspace.source),
         )  # fmt: skip
         self._engine.states.rename(self.id, after)
         self._carrier = None
