@@ -6,6 +6,7 @@ inside has any capability, and commands are a user who may neither signal nor tr
 directory.
 """
 
+import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,8 @@ HEARTBEAT_S: Final = 60
 _START_ONLY: Final = ("CHOWN", "DAC_OVERRIDE", "SETGID", "SETPCAP", "SETUID")
 _NO_CORE_FILES: Final = 1
 """With 0 the program that the machine's `core_pattern` names would still be run; with 1 it is not (man 5 core)."""
+_USUAL_LIMITS: Final = {"nofile": (resource.RLIMIT_NOFILE, 1_048_576), "nproc": (resource.RLIMIT_NPROC, 32_768)}
+"""What Podman gives by itself: open files, and as many processes as a small machine has numbers (`pid_max`)."""
 _PLACES: Final = (SPOOL, "/tmp/", "/var/tmp/")  # noqa: S108 (inside a sandbox)
 """A slash at the end: everybody's."""
 _IN_TMP: Final = ".mcp-sandbox"
@@ -106,6 +109,20 @@ def container_config(
     }
 
 
+def _resource_limits(facts: EngineFacts) -> "dict[str, int]":
+    """Return the resource limits of everything in a container.
+
+    Podman asks for fixed numbers unless it is told others, and without CAP_SYS_RESOURCE even root cannot have
+    more than it has. Its service is taken to run with limits like ours.
+    """
+    limits = {"core": _NO_CORE_FILES}
+    if facts.podman:
+        for name, (kind, most) in _USUAL_LIMITS.items():
+            own = resource.getrlimit(kind)[1]
+            limits[name] = min(own, most) if own >= 0 else most
+    return limits
+
+
 def _host_config(spec: SandboxSpec, facts: EngineFacts) -> "dict[str, Any]":
     limits = spec.limits
     config: dict[str, Any] = {
@@ -118,7 +135,7 @@ def _host_config(spec: SandboxSpec, facts: EngineFacts) -> "dict[str, Any]":
         "Init": False,
         "AutoRemove": False,
         "RestartPolicy": {"Name": "no"},
-        "Ulimits": [{"Name": "core", "Soft": _NO_CORE_FILES, "Hard": _NO_CORE_FILES}],
+        "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in _resource_limits(facts).items()],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
     }
     if spec.runtime:

@@ -87,5 +87,5 @@ def how_it_ended(state: Mapping[str, Any], limits: Limits, *, own_kernel: bool) 
         return Termination.LOST, "the connection to the sandbox ended while the command ran"
     at_limit = bool(state.get("OOMKilled")) or (own_kernel and code == _KILLED)
     if at_limit and limits.memory_bytes is not None:
-        return Termination.OOM, f"the whole sandbox was killed at its memory limit, {size_text(limits.memory_bytes)}"
+        return Termination.OOM, f"the whole sandbox was killed at the memory limit, {size_text(limits.memory_bytes)}"
     return Termination.LOST, f"the container ended (exit {code}) while the command ran"

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -95,7 +94,7 @@ class Engine(abc.ABC):
         """Start it; also again, after it ended."""
         self.process = subprocess.Popen(
             self.command(), env=self.environment(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-            start_new_session=True,
+            start_new_session=True, cwd=self.directory,  # where Podman notes that memory ran out
         )  # fmt: skip
         end = time.monotonic() + START_S
         while True:
@@ -209,10 +208,7 @@ class Podman(Engine):
     def environment(self) -> dict[str, str]:
         """Return its variables: settings of its own, and a place for what it keeps while it runs."""
         settings = self.directory / "containers.conf"
-        settings.write_text(
-            f'[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "clamped"\n'
-            f'[engine.runtimes]\nclamped = ["{self._runtime()}"]\n'
-        )
+        settings.write_text('[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "runc"\n')
         running = self.directory / "running"
         running.mkdir(mode=0o700, exist_ok=True)
         home = str(self.directory) if os.geteuid() else "/root"
@@ -220,16 +216,6 @@ class Podman(Engine):
             "PATH": PATH, "HOME": home, "XDG_RUNTIME_DIR": str(running), "CONTAINERS_CONF": str(settings),
             "TMPDIR": str(running),
         }  # fmt: skip
-
-    def _runtime(self) -> Path:
-        """Write a runc that asks for no more open files and processes than this user may have.
-
-        Podman asks for fixed numbers, as much as a root without CAP_SYS_RESOURCE cannot give.
-        """
-        program = self.directory / "runtime"
-        program.write_text(_RUNTIME.format(python=sys.executable, runc=shutil.which("runc", path=PATH)))
-        program.chmod(0o755)
-        return program
 
     def command(self) -> list[str]:
         """Return what starts it."""
@@ -246,23 +232,3 @@ class Podman(Engine):
             for file in self.directory.glob("running/**/pause.pid"):  # it holds the user namespace
                 _kill(int(file.read_text()))
         super()._delete()
-
-
-_RUNTIME: Final = """\
-#!{python} -IS
-import json, os, resource, sys
-
-for at, word in enumerate(sys.argv[:-1]):
-    path = sys.argv[at + 1]
-    if word in ("--bundle", "-b", "--process", "-p"):
-        path = os.path.join(path, "config.json") if os.path.isdir(path) else path
-        with open(path) as file:
-            config = json.load(file)
-        for limit in config.get("process", config).get("rlimits") or []:
-            most = resource.getrlimit(getattr(resource, limit["type"]))[1]
-            if most >= 0:
-                limit["hard"], limit["soft"] = min(limit["hard"], most), min(limit["soft"], most)
-        with open(path, "w") as file:
-            json.dump(config, file)
-os.execv("{runc}", ["{runc}", *sys.argv[1:]])
-"""
