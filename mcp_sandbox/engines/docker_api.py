@@ -92,6 +92,14 @@ class EngineApi(Protocol):
         """Make an image from a container."""
         ...
 
+    def export(self, container: str) -> Iterator[bytes]:
+        """Pack everything in a container."""
+        ...
+
+    def import_image_from_data(self, data: Iterator[bytes], repository: str) -> str:
+        """Make an image of one layer from a tar stream; it may name a tag, which Podman takes only there."""
+        ...
+
     def pull(self, repository: str, *, tag: str | None, stream: bool, decode: bool) -> Iterator[Answer]:
         """Pull an image and say how far that is."""
         ...

@@ -5,6 +5,7 @@ discarded while something stands on it is called `mcp-sandbox/discarded:<ref>` u
 """
 
 import json
+import logging
 import os
 import secrets
 import time
@@ -21,6 +22,7 @@ from mcp_sandbox.core.sandbox import WORKSPACE, WorkspaceMode
 from mcp_sandbox.engines.carrier import GuestRestarting
 from mcp_sandbox.engines.docker_container import LABEL_SANDBOX, LABEL_STATE, ImageFacts
 from mcp_sandbox.engines.docker_engine import DockerEngine
+from mcp_sandbox.engines.docker_flattening import flatten, has_many_layers
 from mcp_sandbox.engines.docker_state import ContainerState
 from mcp_sandbox.engines.guest_files import list_tree, remove_path, stat_path, write_file
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
@@ -29,6 +31,7 @@ from mcp_sandbox.hostfs.atomic import write_atomically
 
 __all__ = ["Captured", "DockerSnapshots"]
 
+_log = logging.getLogger(__name__)
 SNAPSHOTS: Final = "mcp-sandbox/snapshot"
 DISCARDED: Final = "mcp-sandbox/discarded"
 LABEL_SNAPSHOT: Final = "mcp-sandbox.snapshot"
@@ -90,7 +93,18 @@ class DockerSnapshots:
         await anyio.to_thread.run_sync(write_atomically, self._engine.states.times(ref), times)
         stood_still = any(frozen.payload[:4])
         paused_s = time.monotonic() - began if stood_still else 0.0
-        return Captured(ref, await self.size(str(made["Id"])), paused_s)
+        size = await self.size(str(made["Id"]))
+        if await has_many_layers(self._engine, _name(ref)):
+            await self._flatten(ref)
+        return Captured(ref, size, paused_s)
+
+    async def _flatten(self, ref: str) -> None:
+        try:
+            await flatten(self._engine, SNAPSHOTS, ref, DISCARDED)
+        except SandboxError as error:  # there is still some room
+            _log.warning("snapshot %s: %s", ref, error)
+        with anyio.CancelScope(shield=True):
+            await self.sweep()
 
     def require_captured(self, state: ContainerState) -> None:
         """Return if snapshots of a sandbox hold its workspace.

@@ -1,13 +1,14 @@
 """Snapshots of containers: nothing is half done or left over, whoever is killed, and runtimes are not believed."""
 
 import gc
+import json
 import random
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -17,13 +18,15 @@ from mcp_sandbox.core.exec import ExecRequest
 from mcp_sandbox.core.leftovers import Remembered
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
+from mcp_sandbox.engines import docker_flattening
 from mcp_sandbox.providers.docker import DockerProvider
-from mcp_sandbox.testing.driving import HANG_S, new_spec, put, read_file, run
+from mcp_sandbox.testing.driving import HANG_S, new_spec, put, read_file, run, sh
 from tests.containers.engines import Dockerd
 from tests.providers.docker_sandboxes import provider_on
 
 __all__: list[str] = []
 
+NOBODY: Final = Remembered(sandbox=lambda _: False, snapshot=lambda _: False)
 ROUNDS: Final = 12
 LONGEST_S: Final = 1.5
 SERVER: Final = """
@@ -85,6 +88,42 @@ async def test_crash01_a_server_killed_in_a_snapshot_or_restore_leaves_the_old_s
     await provider.destroy(spec.id)
     await provider.discard(kept)
     assert not dockerd.run("images", "--quiet", "--filter", own)
+
+
+async def test_layers_are_merged_before_there_are_too_many(
+    provider: DockerProvider, dockerd: Dockerd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots of restored sandboxes stand on each other; every one of them holds what it held."""
+    monkeypatch.setattr(docker_flattening, "MOST_LAYERS", 6)
+    spec = new_spec(provider.capabilities, env={"OWN": "kept"})
+    taken: list[NativeContent] = []
+    depths: list[int] = []
+    async with await provider.create(spec) as sandbox:
+        await sh(sandbox, "echo x > one; ln one two; mkdir -m 700 closed; ln -s one link; touch -d @1.5 one")
+        described = "stat -c '%n %a %h %U %.9Y' one two; stat -c '%a %U' closed; readlink link; printenv OWN"
+        before = (await sh(sandbox, described)).stdout
+        for number in range(6):
+            await put(sandbox, f"/workspace/{number}", b"%d" % number)
+            taken.append(await sandbox.snapshot(SnapshotRequest()))
+            await sandbox.restore(taken[-1])
+            depths.append(len(_inspected(dockerd, taken[-1])["RootFS"]["Layers"]))
+        assert (max(depths), min(depths)) == (5, 1)
+        assert (await sh(sandbox, described)).stdout == before
+        for number, content in enumerate(taken):
+            await sandbox.restore(content)
+            assert (await sh(sandbox, "ls -d [0-9]*")).stdout.split() == [b"%d" % n for n in range(number + 1)]
+    await provider.destroy(spec.id)
+    for content in taken:
+        await provider.discard(content)
+    await provider.collect(NOBODY, kept_s=0, now=time.time() + 1e6)
+    images = dockerd.run("images", "--format", "{{.Repository}}").split()
+    assert not [name for name in images if name.startswith(("mcp-sandbox/snapshot", "mcp-sandbox/discarded"))]
+    assert not dockerd.run("ps", "--all", "--quiet", "--filter", "label=mcp-sandbox.state")
+
+
+def _inspected(dockerd: Dockerd, content: NativeContent) -> dict[str, Any]:
+    (found,) = json.loads(dockerd.run("image", "inspect", f"mcp-sandbox/snapshot:{content.ref}"))
+    return dict(found)
 
 
 def _serve_and_kill(arguments: "list[str]", after_s: float) -> None:
