@@ -27,7 +27,7 @@ from tests.providers.docker_sandboxes import provider_on
 __all__: list[str] = []
 
 NOBODY: Final = Remembered(sandbox=lambda _: False, snapshot=lambda _: False)
-ROUNDS: Final = 12
+ROUNDS: Final = 6
 LONGEST_S: Final = 1.5
 SERVER: Final = """
 import asyncio, sys
