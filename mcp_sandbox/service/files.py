@@ -115,9 +115,8 @@ class FileService:
             absolute = resolver.resolve(path)
             async with self._locks.holding(live.sandbox, absolute):
                 written = await self._write(live.sandbox, WriteRequest(path=absolute), data, resolver)
-            return FileReport(
-                text=f"{'created' if written.created else 'replaced'} {_facts(absolute, data)}", notices=live.notices
-            )
+            done = "created" if written.created else "replaced"
+            return FileReport(text=f"{done} {_facts(absolute, data, written)}", notices=live.notices)
 
     async def edit_file(self, handle: str | None, path: str, edit: Edit) -> FileReport:
         """Change a part of a file; with an empty old text, make a new one.
@@ -132,8 +131,8 @@ class FileService:
             async with self._locks.holding(sandbox, absolute):
                 if not edit.old:
                     data = edit.new.encode()
-                    await self._write(sandbox, WriteRequest(path=absolute, create_only=True), data, resolver)
-                    return FileReport(text=f"created {_facts(absolute, data)}", notices=live.notices)
+                    written = await self._write(sandbox, WriteRequest(path=absolute, create_only=True), data, resolver)
+                    return FileReport(text=f"created {_facts(absolute, data, written)}", notices=live.notices)
                 before = await self._content(sandbox, absolute, resolver)
                 edited = await to_thread.run_sync(apply_edit, before, edit)
                 if await self._content(sandbox, absolute, resolver) != before:
@@ -142,12 +141,12 @@ class FileService:
                         why="it changed while it was being edited",
                         fix="Read it again, and repeat the edit if it still applies",
                     )
-                await self._write(sandbox, WriteRequest(path=absolute), edited.data, resolver)
+                written = await self._write(sandbox, WriteRequest(path=absolute), edited.data, resolver)
             count = len(edited.lines)
             place = (
                 f"line {edited.lines[0]}" if count == 1 else f"{count:,} places, the first at line {edited.lines[0]}"
             )
-            return FileReport(text=f"edited {place} of {_facts(absolute, edited.data)}", notices=live.notices)
+            return FileReport(text=f"edited {place} of {_facts(absolute, edited.data, written)}", notices=live.notices)
 
     async def list_files(self, handle: str | None, pattern: str, path: str = WORKSPACE) -> FileReport:
         """Find files by a glob below a directory, newest first.
@@ -196,6 +195,6 @@ class FileService:
         return written
 
 
-def _facts(path: str, data: bytes) -> str:
+def _facts(path: str, data: bytes, written: WriteResult) -> str:
     lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    return f"{label(path)}: bytes={len(data)} lines={lines} sha256={hashlib.sha256(data).hexdigest()}"
+    return f"{label(path)}: bytes={len(data)} lines={lines} sha256={written.sha256}"

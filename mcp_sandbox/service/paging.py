@@ -17,6 +17,8 @@ _FRAME_CHARS = 1_000
 _FRAME_LINES = 12
 _LINE_HEAD_BYTES = 4 * LINE_MAX_CHARS + 4
 """Bytes that surely hold the characters shown of a line, and show whether there are more."""
+_STRIDE_BYTES = 4_096
+"""Of lines that are passed over; counting them is faster than finding each one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,8 @@ class LinePager:
             return
         start = self._skip(chunk)
         while start < len(chunk):
+            if not self.full and (start := self._plain(chunk, start)) == len(chunk):
+                break
             if len(self._lines) == self._count:
                 self.full = True
             if self.full:
@@ -128,9 +132,36 @@ class LinePager:
             self._ended += ends
             return len(chunk)
         start = 0
+        while missing > (near := chunk.count(b"\n", start, start + _STRIDE_BYTES)):
+            missing -= near
+            start += _STRIDE_BYTES
         for _ in range(missing):
             start = chunk.index(b"\n", start) + 1
-        self._ended += missing
+        self._ended = self._first - 1
+        return start
+
+    def _plain(self, chunk: bytes, start: int) -> int:
+        """Take whole lines that show as they are, many at once; return where the first other one begins."""
+        end = chunk.rfind(b"\n", start, start + self._chars_left) + 1
+        block = chunk[start:end]
+        if self._size or end <= start or b"\r" in block or b"\0" in block:
+            return start
+        try:
+            lines = block.decode().split("\n", self._count - len(self._lines))
+        except UnicodeDecodeError:
+            return start
+        lines.pop()
+        left = self._chars_left
+        for number, line in enumerate(lines, self._ended + 1):
+            shown = f"{number:>6}\t{line}"
+            left -= len(shown) + 1
+            if left < 0 or len(line) > LINE_MAX_CHARS:
+                break
+            self._lines.append(shown)
+            self._ends.add("lf")
+            self._chars_left = left
+            self._ended = number
+            start += len(line) + 1 if line.isascii() else len(line.encode()) + 1
         return start
 
     def _take(self, *, ended: bool) -> None:

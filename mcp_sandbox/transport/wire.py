@@ -1,8 +1,10 @@
 """Lines read from and written to the descriptors that carry the protocol, without threads. POSIX only."""
 
+import fcntl
 import os
 import select
 import stat
+from contextlib import suppress
 from enum import Enum
 from typing import Final, Literal
 
@@ -13,6 +15,8 @@ __all__ = ["TOO_LONG", "LineReader", "LineWriter", "TooLong", "reader_gone"]
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 65_536
+_PIPE_BYTES = 1 << 20
+"""As much as Linux lets anybody have: a long line else comes in 64 KiB at a time, each with two changes of process."""
 
 
 class TooLong(Enum):
@@ -33,14 +37,23 @@ def _make_waitable(descriptor: int) -> bool:
     return os.isatty(descriptor)
 
 
+def _widen(descriptor: int) -> None:
+    """Let a pipe hold more, where it is one and this user may."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
 class LineReader:
     """Lines from a descriptor, in bounded memory; `begun` is what comes before anything that can still be read."""
 
     def __init__(self, descriptor: int, *, begun: bytes = b"", max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._descriptor = descriptor
+        self._read_bytes = _READ_BYTES
         self._max_line_bytes = max_line_bytes
         self._waits = _make_waitable(descriptor)
         self._blocks = os.get_blocking(descriptor)
+        _widen(descriptor)
         self._buffer = bytearray(begun)
         self._searched = 0
         self._skipping = False
@@ -81,15 +94,16 @@ class LineReader:
         while True:
             try:
                 if self._blocks:
-                    data = await to_thread.run_sync(os.read, self._descriptor, _READ_BYTES)
+                    data = await to_thread.run_sync(os.read, self._descriptor, self._read_bytes)
                 else:
-                    data = os.read(self._descriptor, _READ_BYTES)
+                    data = os.read(self._descriptor, self._read_bytes)
             except BlockingIOError:
                 await anyio.wait_readable(self._descriptor)
                 continue
             except OSError:  # the other end of a socket was reset: nothing more will come
                 data = b""
             self._buffer += data
+            self._read_bytes = _PIPE_BYTES if len(data) >= _READ_BYTES else _READ_BYTES
             self._ended = not data
             return
 

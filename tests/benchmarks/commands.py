@@ -79,6 +79,7 @@ async def engine_command_rows(provider: Provider, count: int) -> list[Row]:
     """At the engine, beside the two ways in which Python itself starts a program."""
     async with await provider.create(new_spec()) as sandbox:
         one = await Samples().repeat_async(count, lambda: run(sandbox, "true"))
+        shell = await Samples().repeat_async(count, lambda: run(sandbox, "bash", "-c", "true"))
         at_once = await Samples().repeat_async(max(3, count // 10), lambda: _all(lambda: run(sandbox, "true")))
         spawned = Samples().repeat(count, _spawn)
         started = await Samples().repeat_async(count, _subprocess)
@@ -87,6 +88,10 @@ async def engine_command_rows(provider: Provider, count: int) -> list[Row]:
     many = AT_ONCE[-1]
     return [
         Row.of("engine: exec of `true`", one, floor=Floor.of("`posix_spawn` of `true`", spawned), target=2.0),
+        Row.of(
+            "engine: exec of `bash -c true`, which is what `exec` runs; to that it adds a `ping` and its answer", shell,
+            floor=process_floor("`bash -c true`", count, "bash", "-c", "true"),
+        ),
         Row.of("beside it: `asyncio.create_subprocess_exec` of `true`, with pipes", started),
         Row.of(
             f"engine: {many} x exec of `true` at once, in one sandbox", at_once,
