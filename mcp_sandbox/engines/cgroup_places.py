@@ -16,6 +16,7 @@ _DELEGATE: Final = (
     "Give the server a group of its own, as `systemd-run --user --scope -p Delegate=yes mcp-sandbox serve` does"
 )
 
+_SWAP_COUNTED: Final = "memory.memsw.limit_in_bytes"
 _FIRST_VERSION: Final = (
     "Boot with cgroup v2 (`systemd.unified_cgroup_hierarchy=1`), which systemd delegates to users, or run as root"
 )
@@ -34,6 +35,8 @@ class Kernel:
     runtime: Path
     """The user's runtime directory, where its systemd listens."""
     busctl: str | None
+    swaps: str = ""
+    """`/proc/swaps`."""
 
     @classmethod
     def here(cls, *children: int) -> "Kernel":
@@ -46,6 +49,7 @@ class Kernel:
             ours=frozenset({os.getpid(), *children}),
             runtime=Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"),
             busctl=shutil.which("busctl"),
+            swaps=Path("/proc/swaps").read_text("utf-8", "replace") if Path("/proc/swaps").exists() else "",
         )
 
 
@@ -90,6 +94,11 @@ def find_places(kernel: Kernel) -> Places:
             missing[controller] = LimitGap(
                 why=f"the control group of this process may not be divided ({controller}, cgroup v1)",
                 fix=_FIRST_VERSION,
+            )
+        elif controller == "memory" and len(kernel.swaps.splitlines()) > 1 and not (own / _SWAP_COUNTED).exists():
+            missing[controller] = LimitGap(
+                why="the machine swaps, and its kernel does not count that: what a sandbox may not have would go there",
+                fix="Boot with `swapaccount=1`, or turn swap off (`swapoff -a`)",
             )
         else:
             parents[controller] = own

@@ -1,7 +1,7 @@
 """Which fences hold, judged by what a probe found inside of a sandbox, on the host, and what the host sees of it."""
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,10 +9,11 @@ from mcp_sandbox.core.examination import Fence
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.probing import CHILDREN, Answer
 
-__all__ = ["FENCES", "Bait", "Evidence", "judge"]
+__all__ = ["FENCES", "LIMIT_FENCES", "Bait", "Evidence", "judge"]
 
 _REFUSED: Final = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EAFNOSUPPORT}
 _UNWRITABLE: Final = {errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOENT}
+_NO_ROOM: Final = {errno.EDQUOT, errno.ENOSPC}
 _STANDARD_STREAMS: Final = {"0", "1", "2"}
 _FILTERED: Final = "2"  # SECCOMP_MODE_FILTER
 
@@ -47,6 +48,8 @@ class Evidence:
     """What commands are to have."""
     pids: int
     """How many processes there may be."""
+    limits: Mapping[str, int]
+    """Those that are declared, of `LIMITED`."""
     host_namespaces: Mapping[str, str]
     control: Mapping[str, Answer]
     """The answers of the probe on the host; it finds everything there."""
@@ -188,6 +191,25 @@ def _count(found: Evidence) -> None:
     _require(answer.error == errno.EAGAIN and most < min(found.pids, CHILDREN), f"{most} processes were not too many")
 
 
+def _memory(found: Evidence) -> None:
+    _limit(found, "memory_bytes", {errno.ENOMEM})
+
+
+def _disk(found: Evidence) -> None:
+    _limit(found, "disk_bytes", _NO_ROOM)
+
+
+def _inodes(found: Evidence) -> None:
+    _limit(found, "inodes", _NO_ROOM)
+
+
+def _limit(found: Evidence, name: str, errors: Collection[int]) -> None:
+    answer, most = found.inside[name], found.limits[name]
+    _sees(answer.text.isdecimal() and int(answer.text) > most // 4, "what it may have")
+    got = int(answer.text)
+    _require(answer.error in errors and got <= most, f"{got:,} were not too much where {most:,} is the limit")
+
+
 def _rest(found: Evidence) -> None:
     for kind in ("ipc", "uts", "cgroup"):
         _own(found, kind)
@@ -216,11 +238,18 @@ FENCES: Final[Mapping[str, Callable[[Evidence], None]]] = {
     "ipc, hostname, cgroups": _rest,
 }
 """In the order in which people ask."""
+LIMIT_FENCES: Final[Mapping[str, tuple[str, Callable[[Evidence], None]]]] = {
+    "memory_bytes": ("memory limit", _memory),
+    "disk_bytes": ("disk limit", _disk),
+    "inodes": ("limit of files", _inodes),
+}
+"""By the limits that are declared here; one that is not has no fence."""
 
 
 def judge(found: Evidence) -> Sequence[Fence]:
     """Return what each fence is worth; evidence that is missing or makes no sense proves nothing."""
-    return [_judged(name, check, found) for name, check in FENCES.items()]
+    limits = [fence for name, fence in LIMIT_FENCES.items() if name in found.limits]
+    return [_judged(name, check, found) for name, check in (*FENCES.items(), *limits)]
 
 
 def _judged(name: str, check: Callable[[Evidence], None], found: Evidence) -> Fence:

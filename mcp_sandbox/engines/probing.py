@@ -1,16 +1,21 @@
 """Questions to the guest agent's `probe` role: what to try, as its arguments, and what came of it, from its answers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mcp_sandbox.core.errors import ProviderError
 from mcp_sandbox.engines.seccomp import system_call
 
-__all__ = ["NAMESPACE_KINDS", "Answer", "Question", "answers", "arguments", "questions"]
+__all__ = [
+    "LIMITED", "NAMESPACE_KINDS", "Answer", "Question", "answers", "arguments", "limit_questions", "questions",
+]  # fmt: skip
 
 NAMESPACE_KINDS: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 CHILDREN: Final = 64
 """More processes than the throw-away sandbox may have."""
+
+LIMITED: Final[Mapping[str, int]] = {"memory_bytes": 32 << 20, "disk_bytes": 16 << 20, "inodes": 512}
+"""Limits of the second throw-away sandbox, which tries to have twice as much."""
 
 Question = tuple[str, ...]
 """One operation of the probe with its arguments."""
@@ -137,6 +142,17 @@ def questions(
         asked[f"call {name}"] = _call(machine, name, *values)
     asked["wait"] = ("wait",)
     return {name: question for name, question in asked.items() if question is not None}
+
+
+def limit_questions(limits: Collection[str]) -> Mapping[str, Question]:
+    """Return what is tried where these limits of `LIMITED` are to hold; the answers are how much there was."""
+    tries = {
+        "memory_bytes": ("memory",),
+        "disk_bytes": ("fill", "/workspace/fill"),
+        "inodes": ("files", "/workspace/many"),
+    }
+    asked = {name: (*words, str(2 * LIMITED[name])) for name, words in tries.items() if name in limits}
+    return {**asked, "wait": ("wait",)}
 
 
 def arguments(asked: Mapping[str, Question]) -> tuple[str, ...]:

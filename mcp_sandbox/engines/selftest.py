@@ -38,13 +38,22 @@ from mcp_sandbox.engines.init_process import init_pid
 from mcp_sandbox.engines.launcher import sealed_program
 from mcp_sandbox.engines.machine import look_at_machine
 from mcp_sandbox.engines.plan import CAPABILITIES, ENVIRONMENT, sandbox_plan
-from mcp_sandbox.engines.probing import NAMESPACE_KINDS, Answer, Question, answers, arguments, questions
+from mcp_sandbox.engines.probing import (
+    LIMITED,
+    NAMESPACE_KINDS,
+    Answer,
+    Question,
+    answers,
+    arguments,
+    limit_questions,
+    questions,
+)
 from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.hostfs.atomic import write_atomically
 
 __all__ = ["LABELS", "SelfTest"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 WHOLE_S: Final = 60.0
 PIDS: Final = 24
 """What the throw-away sandbox may have; few, so that the limit is reached at once."""
@@ -159,7 +168,7 @@ class SelfTest:
             guest_binary(),
             engine.filter,
             sandbox_plan(identity, [], Limits(pids=PIDS)),
-            repr((identity, os.geteuid(), os.getegid())).encode(),
+            repr((identity, os.geteuid(), os.getegid(), sorted(engine.limiting.enforced))).encode(),
             _own_confinement(),
         ]
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
@@ -175,22 +184,27 @@ class SelfTest:
                 server=bait.server,
             )  # fmt: skip
             control = await asyncio.to_thread(_on_the_host, asked, bait)
-            inside, status = await self._inside(asked, bait)
+            inside, status = await self._inside(Limits(pids=PIDS), asked, bait.planted)
+            if limits := {name: most for name, most in LIMITED.items() if name in engine.limiting.enforced}:
+                # In a sandbox of its own: a control group would count processes, too, and most sandboxes have none.
+                limited, _ = await self._inside(Limits(**limits), limit_questions(limits))
+                inside = {**inside, **limited}
             own, inherited = await to_thread.run_sync(_host_side, engine.launcher.pid)
         return Evidence(
             bait=bait, identity=engine.identity, server_uid=os.geteuid(), capabilities=CAPABILITIES,
-            environment=ENVIRONMENT, pids=PIDS + 1, control=control, inside=inside, status=status,
+            environment=ENVIRONMENT, pids=PIDS + 1, limits=limits, control=control, inside=inside, status=status,
             host_namespaces=own, launcher_environment=inherited,
         )  # fmt: skip
 
     async def _inside(
-        self, asked: Mapping[str, Question], bait: Bait
+        self, limits: Limits, asked: Mapping[str, Question], planted: str = ""
     ) -> tuple[Mapping[str, Answer], Mapping[str, str]]:
-        spec = SandboxSpec(id=_new_id(), limits=Limits(pids=PIDS), labels=LABELS)
+        spec = SandboxSpec(id=_new_id(), limits=limits, labels=LABELS)
         try:
             async with await self._create(spec) as sandbox:
                 await sandbox.write(WriteRequest(path=PROGRAM, mode=0o755), guest_binary())
-                await sandbox.write(WriteRequest(path=f"/var/tmp/{bait.planted}"), b"")  # noqa: S108  inside
+                if planted:
+                    await sandbox.write(WriteRequest(path=f"/var/tmp/{planted}"), b"")  # noqa: S108  inside
                 request = ExecRequest(
                     argv=(PROGRAM, "probe", *arguments(asked)), cwd="/", stdin=True, timeout_s=WHOLE_S
                 )

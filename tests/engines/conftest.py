@@ -1,6 +1,9 @@
 """Every carrier under the same tests."""
 
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from docker_guest import DockerGuest
@@ -39,3 +42,24 @@ async def carrier(guest: Guest) -> AsyncIterator[GuestCarrier]:
     connection = await guest.connect()
     yield connection
     await connection.aclose()
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 file system with project quotas, or a skip that says what is missing."""
+    if shutil.which("mkfs.ext4") is None or shutil.which("mount") is None:
+        pytest.skip("there is no mkfs.ext4 here")
+    image, point = tmp_path / "image", tmp_path / "point"
+    with image.open("wb") as file:
+        file.truncate(1 << 30)
+    point.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", "-O", "quota,project", image], check=True)
+    mounted = subprocess.run(
+        ["mount", "-o", "loop,prjquota", image, point], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system with project quotas can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", "--lazy", point], check=True)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,19 @@ async def test_a_group_that_another_server_removed_at_its_end_is_divided_again(t
     await groups.make("sb_y", Limits(memory_bytes=1 << 30))
     divided = (tmp_path / "mcp-sandbox/cgroup.subtree_control").read_text()
     assert sorted(divided.split()) == ["+cpu", "+memory", "+pids"]
+
+
+def test_swap_that_the_kernel_does_not_count_is_no_memory_limit(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/tasks").touch()
+    machine = replace(
+        kernel(tmp_path, "4:memory:/own\n", kind="cgroup"),
+        mountinfo=f"30 1 0:1 / {tmp_path} rw - cgroup none rw,memory\n",
+    )
+    assert "memory" in find_places(machine).parents
+    swapping = replace(machine, swaps="Filename Type Size Used Priority\n/swap file 1 0 -2\n")
+    places = find_places(swapping)
+    assert "memory" not in places.parents
+    assert "swaps" in places.missing["memory"].why
+    (tmp_path / "own/memory.memsw.limit_in_bytes").touch()
+    assert "memory" in find_places(swapping).parents

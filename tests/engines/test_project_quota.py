@@ -1,9 +1,6 @@
 """Project quotas, on a file system of our own in a file: root only, where the kernel has them."""
 
 import errno
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,27 +14,6 @@ from mcp_sandbox.testing.driving import new_id, sh
 __all__: list[str] = []
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def counted(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 file system with project quotas, or a skip that says what is missing."""
-    if shutil.which("mkfs.ext4") is None or shutil.which("mount") is None:
-        pytest.skip("there is no mkfs.ext4 here")
-    image, point = tmp_path / "image", tmp_path / "point"
-    with image.open("wb") as file:
-        file.truncate(1 << 30)
-    point.mkdir()
-    subprocess.run(["mkfs.ext4", "-q", "-O", "quota,project", image], check=True)
-    mounted = subprocess.run(
-        ["mount", "-o", "loop,prjquota", image, point], check=False, capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system with project quotas can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield point
-    finally:
-        subprocess.run(["umount", "--lazy", point], check=True)
 
 
 def test_where_there_are_none_it_is_said_why(tmp_path: Path) -> None:

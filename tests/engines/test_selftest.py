@@ -17,14 +17,18 @@ from typing import Any
 import pytest
 
 from mcp_sandbox.core.errors import ProviderError, ProviderUnavailableError
+from mcp_sandbox.core.files import WriteRequest
 from mcp_sandbox.core.image import ImageRequest, Recipe
 from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxSpec
 from mcp_sandbox.engines import embedded, fences, launcher, layered_sandbox, selftest
-from mcp_sandbox.engines.fences import FENCES, Evidence, judge
+from mcp_sandbox.engines.cgroups import Cgroup, Cgroups
+from mcp_sandbox.engines.fences import FENCES, LIMIT_FENCES, Evidence, judge
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.plan import ENVIRONMENT, NAMESPACES, sandbox_plan
-from mcp_sandbox.engines.probing import Answer
+from mcp_sandbox.engines.probing import LIMITED, Answer, answers, arguments
+from mcp_sandbox.engines.project_quota import ProjectQuota
 from mcp_sandbox.engines.selftest import SelfTest
+from mcp_sandbox.guest.binary import guest_binary
 from mcp_sandbox.providers.local import LocalProvider
 from mcp_sandbox.testing.driving import new_id, run
 
@@ -98,7 +102,10 @@ async def _broken(root: Path) -> Mapping[str, str]:
     async with LocalProvider(root) as provider:
         examination = await provider.examine()
         assert (root / "selftest.json").exists() == (not examination.broken)
-        assert [fence.name for fence in examination.fences] == list(FENCES)
+        limits = [name for limit, (name, _) in LIMIT_FENCES.items() if limit in provider.capabilities.limits]
+        assert [fence.name for fence in examination.fences] == [*FENCES, *limits]
+        lacking = {lack.what for lack in examination.shortcomings}
+        assert "the limit memory cannot be enforced" in lacking or "memory limit" in limits
         if examination.broken:
             with pytest.raises(ProviderUnavailableError, match=examination.broken[0].name):
                 await provider.create(SandboxSpec(id=new_id(), limits=Limits()))
@@ -222,6 +229,38 @@ async def test_commands_of_the_hosts_root_are_named(root: Path, monkeypatch: pyt
     assert "Uid 0 of the host" in found["user"]
 
 
+async def test_a_memory_limit_that_is_declared_and_does_not_hold_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Cgroups._settings  # pyright: ignore[reportPrivateUsage]
+
+    def careless(self: Cgroups, group: Cgroup, limits: Limits) -> Sequence[tuple[Path, str]]:
+        return settings(self, group, replace(limits, memory_bytes=None))
+
+    async with LocalProvider(root) as provider:
+        if "memory_bytes" not in provider.capabilities.limits:
+            pytest.skip("no memory limit is declared here")
+    monkeypatch.setattr(Cgroups, "_settings", careless)
+    found = await _broken(root)
+    assert list(found) == ["memory limit"]
+    assert found["memory limit"].startswith("67,108,864 were not too much")
+
+
+async def test_a_disk_limit_that_is_declared_and_does_not_hold_is_named(
+    counted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = counted / "state"
+    async with LocalProvider(state) as provider:
+        examination = await provider.examine()
+    assert not examination.broken
+    assert {"disk limit", "limit of files"} <= {fence.name for fence in examination.fences}
+
+    def careless(*_: object) -> None: ...
+
+    monkeypatch.setattr(ProjectQuota, "limit", careless)
+    assert {"disk limit", "limit of files"} == set(await _broken(state))
+
+
 # ------------------------------------------------------------------------------------------ the judgement alone
 
 
@@ -245,7 +284,8 @@ def _names(found: Evidence) -> list[str]:
 
 
 def _inside(found: Evidence, **changes: Answer) -> Evidence:
-    return replace(found, inside={**found.inside, **{name.replace("_", " "): value for name, value in changes.items()}})
+    words = {name if name in LIMIT_FENCES else name.replace("_", " "): value for name, value in changes.items()}
+    return replace(found, inside={**found.inside, **words})
 
 
 async def test_the_judgement_names_what_cannot_be_left_out_for_real(evidence: Evidence) -> None:
@@ -272,12 +312,44 @@ async def test_the_judgement_names_what_cannot_be_left_out_for_real(evidence: Ev
 
 async def test_a_probe_that_finds_nothing_proves_nothing(evidence: Evidence) -> None:
     blind = Answer(errno.ENOENT, b"")
-    assert set(_names(replace(evidence, inside=dict.fromkeys(evidence.inside, blind)))) == set(FENCES)
-    assert set(_names(replace(evidence, inside={}, control={}, status={}, host_namespaces={}))) == set(FENCES)
+    everything = {*FENCES, *(LIMIT_FENCES[limit][0] for limit in evidence.limits)}
+    assert set(_names(replace(evidence, inside=dict.fromkeys(evidence.inside, blind)))) == everything
+    assert set(_names(replace(evidence, inside={}, control={}, status={}, host_namespaces={}))) == everything
+    for limit, (fence, _) in LIMIT_FENCES.items():
+        if limit in evidence.limits:
+            assert _names(_inside(evidence, **{limit: Answer(errno.ENOMEM, b"0")})) == [fence]
     for name, fence in (("connect", "network"), ("processes", "environment"), ("reach server", "processes")):
         assert _names(replace(evidence, control={**evidence.control, name: blind})) == [fence]
     for name, fence in (("search inside", "files"), ("allowed", "system calls"), ("change nothing", "kernel settings")):
         assert _names(replace(evidence, inside={**evidence.inside, name: blind})) == [fence]
+
+
+async def test_limits_of_disk_and_files_are_judged_by_what_there_was_room_for(evidence: Evidence) -> None:
+    limits = {"disk_bytes": LIMITED["disk_bytes"], "inodes": LIMITED["inodes"]}
+    met = {name: Answer(errno.EDQUOT, b"%d" % (most - 40)) for name, most in limits.items()}
+    found = _inside(replace(evidence, limits={**evidence.limits, **limits}), **met)
+    assert _names(found) == []
+    for name in limits:
+        for answer in (Answer(0, b"%d" % (2 * limits[name])), Answer(errno.EACCES, b"0"), Answer(errno.EDQUOT, b"")):
+            assert _names(_inside(found, **{name: answer})) == [LIMIT_FENCES[name][0]]
+
+
+async def test_the_probe_finds_where_room_ends(root: Path) -> None:
+    """On a file system in memory, of 64 MiB and 65,536 files: not every machine has quotas to try it with."""
+    asked = {
+        "all": ("fill", "/dev/shm/all", str(200 << 20)),
+        "some": ("fill", "/dev/shm/some", str(1 << 20)),
+        "files": ("files", "/dev/shm/files", "70000"),
+    }
+    async with LocalProvider(root) as provider, await provider.create(SandboxSpec(id=new_id())) as sandbox:
+        await sandbox.write(WriteRequest(path="/tmp/probe", mode=0o755), guest_binary())
+        said = await run(sandbox, "/tmp/probe", "probe", *arguments(asked))
+        found = answers(asked, said.stdout)
+        await provider.destroy(sandbox.id)
+    assert (found["all"].error, int(found["all"].text)) == (errno.ENOSPC, 64 << 20)
+    assert found["some"] == Answer(0, b"%d" % (1 << 20))
+    assert found["files"].error == errno.ENOSPC
+    assert 60_000 < int(found["files"].text) < 65_536
 
 
 async def test_a_self_test_that_breaks_is_not_a_pass(root: Path) -> None:

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -113,6 +114,62 @@ static int count_children(int most) {
   return error;
 }
 
+/* How much memory one process can have; ENOMEM if it was killed, or refused, before it had all. */
+static int use_memory(size_t most) {
+  int status;
+  size_t *touched = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pid_t pid = touched == MAP_FAILED ? -1 : fork();
+  if (pid < 0) return errno;
+  if (pid == 0) {
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); /* this one is to go, not who asks */
+    if (fd >= 0) (void)!write(fd, "1000", 4);
+    char *memory = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) _exit(ENOMEM);
+    for (; *touched < most; *touched += 4096) memory[*touched] = 1;
+    _exit(0);
+  }
+  if (waitpid(pid, &status, 0) < 0) return errno;
+  length = (size_t)snprintf(content, sizeof content, "%zu", *touched);
+  munmap(touched, 4096);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status) == SIGKILL ? ENOMEM : EINTR;
+}
+
+/* How many bytes a file can have. */
+static int fill(const char *path, size_t most) {
+  static char block[1 << 16];
+  size_t written = 0;
+  int error = 0, fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return errno;
+  memset(block, 1, sizeof block);
+  while (written < most && !error) {
+    ssize_t n = write(fd, block, sizeof block);
+    if (n < 0) error = errno;
+    else written += (size_t)n;
+  }
+  close(fd);
+  unlink(path);
+  length = (size_t)snprintf(content, sizeof content, "%zu", written);
+  return error;
+}
+
+/* How many files there can be in a new directory. */
+static int make_files(const char *path, int most) {
+  char name[32];
+  int n = 0, error = 0, fd, dir = mkdir(path, 0700) < 0 ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (dir < 0) return errno;
+  for (; n < most; n++) {
+    snprintf(name, sizeof name, "%d", n);
+    if ((fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) < 0) {
+      error = errno;
+      break;
+    }
+    close(fd);
+  }
+  close(dir);
+  length = (size_t)snprintf(content, sizeof content, "%d", n);
+  return error;
+}
+
 /* One system call, in a process of its own: what it changes ends with that. Arguments: a number, `@text`, or `*` for a
    page of zeroes. */
 static int call(char **arguments) {
@@ -149,12 +206,17 @@ void probe_main(int count, char **argument) {
     else if (!strcmp(operation, "call") && i + 7 < count) {
       error = call(argument + i + 1);
       i += 7;
+    } else if ((!strcmp(operation, "fill") || !strcmp(operation, "files")) && i + 2 < count) {
+      size_t most = (size_t)strtoull(argument[i + 2], NULL, 10);
+      error = !strcmp(operation, "fill") ? fill(first, most) : make_files(first, (int)most);
+      i += 2;
     } else {
       i++;
       if (!strcmp(operation, "read")) error = read_whole(first);
       else if (!strcmp(operation, "names")) error = names_in(first);
       else if (!strcmp(operation, "connect")) error = connect_to(atoi(first));
       else if (!strcmp(operation, "children")) error = count_children(atoi(first));
+      else if (!strcmp(operation, "memory")) error = use_memory((size_t)strtoull(first, NULL, 10));
       else if (!strcmp(operation, "search")) {
         left = ENTRIES_MAX;
         search("/", first, 0);
