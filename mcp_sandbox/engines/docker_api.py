@@ -72,8 +72,8 @@ class EngineApi(Protocol):
         """Return everything about an image."""
         ...
 
-    def images(self, name: str) -> list[Answer]:
-        """List the images of a repository."""
+    def images(self, name: str | None = None, *, filters: Mapping[str, object] | None = None) -> list[Answer]:
+        """List the images of a repository, or those that filters choose."""
         ...
 
     def remove_image(self, image: str) -> None:
@@ -96,7 +96,7 @@ class EngineApi(Protocol):
         """Pack everything in a container."""
         ...
 
-    def import_image_from_data(self, data: Iterator[bytes], repository: str) -> str:
+    def import_image_from_data(self, data: Iterator[bytes], repository: str, *, changes: Sequence[str]) -> str:
         """Make an image of one layer from a tar stream; it may name a tag, which Podman takes only there."""
         ...
 

@@ -56,7 +56,10 @@ async def flatten(engine: DockerEngine, repository: str, tag: str, beside: str) 
 
     try:
         whole = await container(name, mark)
-        await engine.client.call(what, lambda api: api.import_image_from_data(api.export(whole), repository=flat))
+        ours = [f"LABEL {LABEL_STATE}={engine.states.owner}"]
+        await engine.client.call(
+            what, lambda api: api.import_image_from_data(api.export(whole), repository=flat, changes=ours)
+        )
         bare = await container(flat, {**old, **mark})
         changes = [f'LABEL {label}="{old.get(label, "")}"' for label in mark]
         await engine.client.call(what, lambda api: api.commit(bare, repository, tag, pause=False, changes=changes))

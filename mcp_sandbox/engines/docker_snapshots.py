@@ -212,9 +212,20 @@ class DockerSnapshots:
             gone.append(Leftover(kind="snapshot", name=ref, why="no record names it"))
             if not dry_run:
                 await self.discard(ref)
+        for image, made_at in (await self._nameless()).items():
+            if now - made_at >= kept_s:
+                gone.append(Leftover(kind="file", name=image, why="the engine ended before it had a name"))
+                if not dry_run:
+                    await self._remove_discarded(image)
         if not dry_run:
             await self.sweep()
         return gone
+
+    async def _nameless(self) -> "dict[str, float]":
+        """Return images of this state directory that nothing names or stands on, and when each was made."""
+        chosen = {"dangling": True, "label": [f"{LABEL_STATE}={self._engine.states.owner}"]}
+        rows = await self._client.call("No list of images", lambda api: api.images(filters=chosen))
+        return {str(row["Id"]): float(row.get("Created") or 0) for row in rows}
 
     async def _refs(self) -> "dict[str, float]":
         """Return the snapshots of this state directory, and when each was taken, in seconds since 1970."""

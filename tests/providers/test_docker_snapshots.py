@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -169,7 +169,8 @@ def _container(dockerd: Dockerd, sandbox: str) -> str:
 # The SDK leaves the socket of a call that was cut off to the collector.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.timeout(180)
-async def test_sigkill_of_the_engine_in_a_restore_leaves_one_state_or_the_other(tmp_path: Path) -> None:
+async def test_sigkill_of_the_engine_in_a_snapshot_or_a_restore_loses_nothing(tmp_path: Path) -> None:
+    """One state or the other is there; the snapshot is whole or not there; and nothing is left that nobody needs."""
     if reason := Dockerd.why_not():
         pytest.skip(reason)
     with Dockerd() as engine:
@@ -177,29 +178,73 @@ async def test_sigkill_of_the_engine_in_a_restore_leaves_one_state_or_the_other(
             spec = new_spec(provider.capabilities)
             sandbox = await provider.create(spec)
             await put(sandbox, "/workspace/file", b"old")
-            content = await sandbox.snapshot(SnapshotRequest())
+            kept = [await sandbox.snapshot(SnapshotRequest())]
             await put(sandbox, "/workspace/file", b"new")
+            await put(sandbox, "/workspace/large", b"0123456789abcdef" * (1 << 20))
             for pause in (0.05, 0.2):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_restore_or_say_why, sandbox, content)
-                    await anyio.sleep(pause)
-                    await anyio.to_thread.run_sync(engine.kill)
-                await anyio.to_thread.run_sync(engine.start)
+                await _killed_meanwhile(engine, pause, lambda: _snapshot_into(kept, sandbox))
+                with anyio.fail_after(HANG_S):
+                    assert await read_file(sandbox, "/workspace/file") == b"new"
+            for pause in (0.05, 0.2):
+                await _killed_meanwhile(engine, pause, lambda: sandbox.restore(kept[0]))
                 with anyio.fail_after(HANG_S):
                     assert await read_file(sandbox, "/workspace/file") in (b"old", b"new")
+            for content, expected in zip(kept, (b"old", b"new", b"new"), strict=False):
                 assert await provider.verify(content) == ()
-            await sandbox.restore(content)
-            assert await read_file(sandbox, "/workspace/file") == b"old"
+                await sandbox.restore(content)
+                assert await read_file(sandbox, "/workspace/file") == expected
+            await sandbox.restore(kept[0])
+            known = {content.ref for content in kept}
+            remembered = Remembered(sandbox=lambda _: True, snapshot=lambda ref: ref in known)
+            await provider.collect(remembered, kept_s=0, now=time.time() + 1e6)
+            own = f"label=mcp-sandbox.sandbox={spec.id}"
+            assert len(engine.run("ps", "--all", "--quiet", "--filter", own).split()) == 1
+            assert len(engine.run("images", "--all", "--quiet", "--filter", own).split()) == len(kept)
             await sandbox.aclose()
     gc.collect()
 
 
-async def _restore_or_say_why(sandbox: Sandbox, content: NativeContent) -> None:
-    with anyio.fail_after(HANG_S):
-        try:
-            await sandbox.restore(content)
-        except SandboxError as error:
-            assert error.why
+async def _killed_meanwhile(engine: Dockerd, pause: float, act: Callable[[], Awaitable[object]]) -> None:
+    """Do something, which may fail if it says why, and kill the engine in the middle of it; then start that again."""
+
+    async def attempt() -> None:
+        with anyio.fail_after(HANG_S):
+            try:
+                await act()
+            except SandboxError as error:
+                assert error.why
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(attempt)
+        await anyio.sleep(pause)
+        await anyio.to_thread.run_sync(engine.kill)
+    await anyio.to_thread.run_sync(engine.start)
+
+
+async def _snapshot_into(kept: list[NativeContent], sandbox: Sandbox) -> None:
+    kept.append(await sandbox.snapshot(SnapshotRequest()))
+
+
+async def test_an_image_that_lost_its_name_is_collected(provider: DockerProvider, dockerd: Dockerd) -> None:
+    """As after the end of an engine between the two; one of another state directory stays."""
+    spec = new_spec(provider.capabilities)
+    async with await provider.create(spec) as sandbox:
+        content = await sandbox.snapshot(SnapshotRequest())
+        name = f"mcp-sandbox/snapshot:{content.ref}"
+        dockerd.run("commit", "--change", "LABEL mcp-sandbox.state=another", _container(dockerd, spec.id))
+        dockerd.run("commit", "--change", "LABEL x=y", _container(dockerd, spec.id))
+        nameless = set(dockerd.run("images", "--quiet", "--filter", "dangling=true").split())
+        assert len(nameless) == 2
+        remembered = Remembered(sandbox=lambda _: True, snapshot=lambda _: True)
+        await provider.collect(remembered, kept_s=60, now=time.time())
+        assert set(dockerd.run("images", "--quiet", "--filter", "dangling=true").split()) == nameless
+        await provider.collect(remembered, kept_s=60, now=time.time() + 100)
+        left = dockerd.run("images", "--quiet", "--filter", "dangling=true").split()
+        assert len(left) == 1
+        assert dockerd.run("image", "inspect", name)
+        dockerd.run("rmi", *left)
+    await provider.destroy(spec.id)
+    await provider.discard(content)
 
 
 async def test_a_runtime_that_keeps_writes_to_itself_is_refused_and_not_believed(
