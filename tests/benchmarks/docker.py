@@ -1,164 +1,192 @@
-"""Provider `docker` beside plain calls of the SDK, on an engine of this run: `python -m tests.benchmarks.docker`.
+"""Provider `docker` beside others on an engine of this run: `python -m tests.benchmarks.docker [--agents PYTHON]`.
 
-Floors are what has the same effect without us: `docker run -d`, `exec_run`, `put_archive` and `get_archive`, `commit`.
+Through MCP, and at the provider; beside plain calls of the `docker` SDK with the same effect, and beside the Docker
+client of openai-agents where PYTHON is an interpreter that has it.
 """
 
+import argparse
 import asyncio
 import io
+import json
+import os
 import statistics
+import subprocess
 import tarfile
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from mcp_sandbox.core.exec import ExecRequest
-from mcp_sandbox.core.provider import Provider, Sandbox
-from mcp_sandbox.core.sandbox import SandboxSpec
-from mcp_sandbox.core.snapshot import SnapshotRequest
+from mcp_sandbox.core.differences import DiffRequest, LiveState, StartState
 from mcp_sandbox.providers.docker import DockerProvider
-from mcp_sandbox.testing.driving import new_spec, put, read_file, sh
-from mcp_sandbox.wrappers.pooled import PooledProvider
+from mcp_sandbox.testing.driving import new_spec, put, read_file
+from tests.benchmarks.calls import call, run, structured
+from tests.benchmarks.openai_docker import FILL, MIB
 from tests.containers.engines import Dockerd
+from tests.interaction.wire_client import WireClient
 
 __all__: list[str] = []
 
-TIMES: Final = 10
-MIB: Final = bytes(range(256)) * 4096
-FILL: Final = "i=0; while [ $i -lt 1000 ]; do head -c 104857 /dev/urandom > f$i; i=$((i+1)); done"
-Step = Callable[[], Awaitable[object]]
+ROWS: Final = {
+    "create": "a sandbox, until commands can run: `sandbox_create`",
+    "pool": "the same with `serve --pool 2`",
+    "exec": "`exec` of `true`",
+    "engine exec": "the same at the provider",
+    "page": "1 MiB: `write_file`, then `read_file`, which shows a page",
+    "file": "1 MiB written and read whole, at the provider",
+    "snapshot": "1,000 files, 100 MiB: `snapshot_create`",
+    "restore": "`snapshot_restore` of that, with a snapshot for the way back",
+    "fork": "`sandbox_fork` of that",
+    "diff": "`changes` of that, at the provider: from its start",
+    "destroy": "`sandbox_destroy`",
+}
+PLAIN: Final = {
+    "create": "`docker run -d`", "exec": "`exec_run`", "file": "`put_archive`, `get_archive`", "snapshot": "`commit`",
+    "restore": "`run -d` of it", "destroy": "`rm --force`",
+}  # fmt: skip
+Samples = dict[str, list[float]]
 
 
-async def _ms(step: Step) -> float:
+def _timed(samples: Samples, row: str, act: Callable[[], Any]) -> Any:
     began = time.perf_counter()
-    await step()
-    return (time.perf_counter() - began) * 1000
+    result = act()
+    samples.setdefault(row, []).append((time.perf_counter() - began) * 1000)
+    return result
 
 
-def _row(name: str, ours: "list[float]", floor: "list[float] | None" = None, what: str = "") -> None:
-    beside = f"{statistics.median(floor):9.1f} ms  {what}" if floor else ""
-    print(f"{name:<44} {statistics.median(ours):9.1f} ms {beside}", flush=True)
+async def _timed_async(samples: Samples, row: str, act: Callable[[], Awaitable[Any]]) -> Any:
+    began = time.perf_counter()
+    result = await act()
+    samples.setdefault(row, []).append((time.perf_counter() - began) * 1000)
+    return result
 
 
-class Floor:
-    """Plain calls of the SDK, off the loop."""
+def _through_mcp(engine: Dockerd, home: Path, times: int) -> Samples:
+    samples: Samples = {}
+    serve = ("serve", "--provider", "docker", "--image", engine.base, "--tools", "full")
+    text = "0123456789abcde\n" * 65_536
+    environ = {"DOCKER_HOST": engine.host}
+    with WireClient(home, *serve, env=environ) as client:
+        call(client, "exec", command="true")
+        for number in range(times):
+            _timed(samples, "create", lambda number=number: call(client, "sandbox_create", name=f"c{number}"))
+            _timed(samples, "destroy", lambda number=number: call(client, "sandbox_destroy", sandbox=f"c{number}"))
+        for _ in range(5 * times):
+            _timed(samples, "exec", lambda: call(client, "exec", command="true"))
+        for _ in range(times):
+            _timed(samples, "page", lambda: _page(client, text))
+        call(client, "exec", command=FILL)
+        for number in range(3):
+            taken = _timed(samples, "snapshot", lambda: call(client, "snapshot_create"))
+            back = structured(taken)["id"][:16]
+            _timed(samples, "restore", lambda back=back: call(client, "snapshot_restore", snapshot=back))
+            _timed(samples, "fork", lambda number=number: call(client, "sandbox_fork", name=f"f{number}"))
+            call(client, "sandbox_destroy", sandbox=f"f{number}")
+    with WireClient(home, *serve, "--pool", "2", env=environ) as client:
+        call(client, "sandbox_create", name="first")
+        for number in range(times):
+            time.sleep(3)  # until it is full again
+            _timed(samples, "pool", lambda number=number: call(client, "sandbox_create", name=f"p{number}"))
+            call(client, "sandbox_destroy", sandbox=f"p{number}")
+    return samples
 
-    def __init__(self, engine: Dockerd) -> None:
-        import docker
 
-        self.client: Any = docker.DockerClient(base_url=engine.host)
-        self.image = engine.base
-
-    async def call(self, use: Callable[[Any], object]) -> Any:
-        return await asyncio.to_thread(use, self.client)
-
-    async def run(self) -> Any:
-        return await self.call(
-            lambda c: c.containers.run(self.image, ["sleep", "1000"], detach=True, network_mode="none")
-        )
+def _page(client: WireClient, text: str) -> None:
+    call(client, "write_file", file_path="f.txt", content=text)
+    call(client, "read_file", file_path="f.txt")
 
 
-def _archive() -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w") as tar:
+async def _at_the_provider(engine: Dockerd, home: Path, times: int) -> Samples:
+    samples: Samples = {}
+    environ = {"DOCKER_HOST": engine.host, "HOME": str(home)}
+    async with DockerProvider(home / "state", image=engine.base, environ=environ) as provider:
+        spec = new_spec(provider.capabilities)
+        async with await provider.create(spec) as sandbox:
+            await run(sandbox, "true")
+
+            async def both() -> None:
+                await put(sandbox, "/workspace/file", MIB)
+                assert len(await read_file(sandbox, "/workspace/file")) == len(MIB)
+
+            for _ in range(5 * times):
+                await _timed_async(samples, "engine exec", lambda: run(sandbox, "true"))
+            for _ in range(2 * times):
+                await _timed_async(samples, "file", both)
+            await run(sandbox, "sh", "-c", FILL)
+            states = (StartState(sandbox=spec.id), LiveState(sandbox=spec.id))
+            request = DiffRequest(before=states[0], after=states[1], paths=("/workspace",))
+            for _ in range(3):
+                await _timed_async(samples, "diff", lambda: provider.diff(request))
+        await provider.destroy(spec.id)
+    return samples
+
+
+def _plainly(engine: Dockerd, times: int) -> Samples:
+    import docker
+
+    samples: Samples = {}
+    client: Any = docker.DockerClient(base_url=engine.host)
+
+    def started(image: str) -> Any:
+        return client.containers.run(image, ["sleep", "1000"], detach=True, network_mode="none")
+
+    for _ in range(times):
+        container = _timed(samples, "create", lambda: started(engine.base))
+        _timed(samples, "destroy", lambda container=container: container.remove(force=True))
+    container = started(engine.base)
+    for _ in range(times):
+        _timed(samples, "exec", lambda: container.exec_run("true"))
+        _timed(samples, "file", lambda: _put_and_get(container))
+    container.exec_run(["sh", "-c", f"mkdir w && cd w && {FILL}"])
+    for _ in range(3):
+        image = _timed(samples, "snapshot", lambda: container.commit())
+        again = _timed(samples, "restore", lambda image=image: started(image.id))
+        again.remove(force=True)
+    container.remove(force=True)
+    client.close()
+    return samples
+
+
+def _put_and_get(container: Any) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
         member = tarfile.TarInfo("file")
         member.size = len(MIB)
         tar.addfile(member, io.BytesIO(MIB))
-    return target.getvalue()
+    container.put_archive("/", packed.getvalue())
+    assert sum(len(piece) for piece in container.get_archive("/file")[0]) > len(MIB)
 
 
-async def _commands(sandbox: Sandbox, floor: Floor, container: Any) -> None:
-    async def true() -> None:
-        async with await sandbox.exec(ExecRequest(argv=("true",))) as execution:
-            await execution.wait()
-
-    async def both() -> None:
-        await put(sandbox, "/workspace/file", MIB)
-        assert len(await read_file(sandbox, "/workspace/file")) == len(MIB)
-
-    def plain(_: object) -> None:
-        container.put_archive("/", _archive())
-        assert sum(len(piece) for piece in container.get_archive("/file")[0]) > len(MIB)
-
-    await true()
-    ours = [await _ms(true) for _ in range(5 * TIMES)]
-    theirs = [await _ms(lambda: floor.call(lambda _: container.exec_run("true"))) for _ in range(TIMES)]
-    _row("exec true", ours, theirs, "exec_run")
-    ours = [await _ms(both) for _ in range(TIMES)]
-    theirs = [await _ms(lambda: floor.call(plain)) for _ in range(TIMES)]
-    _row("write and read 1 MiB", ours, theirs, "put_archive, get_archive")
+def _of_openai(engine: Dockerd, python: str, times: int) -> Samples:
+    command = [python, "-m", "tests.benchmarks.openai_docker", engine.base, str(times)]
+    environ = {**os.environ, "DOCKER_HOST": engine.host, "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
 
 
-async def _lives(provider: Provider, pool: PooledProvider, floor: Floor) -> None:
-    created: list[float] = []
-    ran: list[float] = []
-    destroyed: list[float] = []
-    removed: list[float] = []
-    for _ in range(TIMES):
-        spec = new_spec(provider.capabilities)
-        created.append(await _ms(lambda spec=spec: provider.create(spec)))
-        destroyed.append(await _ms(lambda spec=spec: provider.destroy(spec.id)))
-        began = time.perf_counter()
-        container = await floor.run()
-        ran.append((time.perf_counter() - began) * 1000)
-        removed.append(await _ms(lambda container=container: asyncio.to_thread(container.remove, force=True)))
-    _row("create, until the first command can run", created, ran, "docker run -d")
-    _row("destroy, until nothing is left", destroyed, removed, "rm --force")
-    await pool.prepare(new_spec(provider.capabilities))
-    handed: list[float] = []
-    for _ in range(TIMES):
-        while len([info for info in await provider.list() if info.id.startswith("ready-")]) < 2:
-            await asyncio.sleep(0.2)
-        spec = new_spec(provider.capabilities)
-        handed.append(await _ms(lambda spec=spec: pool.create(spec)))
-        await pool.destroy(spec.id)
-    _row("create from a pool of two", handed)
+def _shown(samples: Samples, row: str) -> str:
+    return f"{statistics.median(samples[row]):.1f} ms" if row in samples else ""
 
 
-async def _snapshots(provider: Provider, floor: Floor, sandbox: Sandbox, container: Any) -> None:
-    await sh(sandbox, FILL, timeout_s=120)
-    await floor.call(lambda _: container.exec_run(["sh", "-c", f"mkdir w && cd w && {FILL}"]))
-    taken: list[float] = []
-    restored: list[float] = []
-    forked: list[float] = []
-    committed: list[float] = []
-    for _ in range(3):
-        began = time.perf_counter()
-        content = await sandbox.snapshot(SnapshotRequest())
-        taken.append((time.perf_counter() - began) * 1000)
-        committed.append(await _ms(lambda: floor.call(lambda _: container.commit())))
-        restored.append(await _ms(lambda content=content: sandbox.restore(content)))
-        spec: SandboxSpec = new_spec(provider.capabilities)
-        forked.append(await _ms(lambda spec=spec: sandbox.fork([spec])))
-        await provider.destroy(spec.id)
-        await provider.discard(content)
-    _row("snapshot of 1,000 files, 100 MiB", taken, committed, "commit")
-    _row("restore of it", restored)
-    _row("fork of it", forked)
-
-
-async def main() -> None:
-    """Print a row for each."""
+def main() -> None:
+    """Print a table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--agents", metavar="PYTHON", help="an interpreter with openai-agents[docker]")
+    options.add_argument("--times", type=int, default=10)
+    asked = options.parse_args()
     with Dockerd() as engine, tempfile.TemporaryDirectory() as scratch:
-        environ = {"DOCKER_HOST": engine.host, "HOME": scratch}
-        floor = Floor(engine)
-        async with (
-            DockerProvider(Path(scratch, "a"), image=engine.base, environ=environ) as provider,
-            PooledProvider(DockerProvider(Path(scratch, "a"), image=engine.base, environ=environ), size=2) as pool,
-        ):
-            await (await provider.create(first := new_spec(provider.capabilities))).aclose()
-            await provider.destroy(first.id)
-            await _lives(provider, pool, floor)
-            spec, container = new_spec(provider.capabilities), await floor.run()
-            async with await provider.create(spec) as sandbox:
-                await _commands(sandbox, floor, container)
-                await _snapshots(provider, floor, sandbox, container)
-            await provider.destroy(spec.id)
-        with suppress(OSError):
-            floor.client.close()
+        engine.base  # noqa: B018 (imported now, and not in a sample)
+        ours = _through_mcp(engine, Path(scratch, "mcp"), asked.times)
+        ours |= asyncio.run(_at_the_provider(engine, Path(scratch, "provider"), asked.times))
+        plain = _plainly(engine, asked.times)
+        theirs = _of_openai(engine, asked.agents, asked.times) if asked.agents else {}
+    print("| what | mcp-sandbox | docker-py | ratio | openai-agents |\n|---|---:|---|---:|---:|")
+    for row, what in ROWS.items():
+        beside = f"{PLAIN[row]}: {_shown(plain, row)}" if row in plain else ""
+        ratio = f"{statistics.median(ours[row]) / statistics.median(plain[row]):.2g}" if row in plain else ""
+        print(f"| {what} | {_shown(ours, row)} | {beside} | {ratio} | {_shown(theirs, row)} |")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
