@@ -39,6 +39,8 @@ class DiffRequest:
     """Changes at most."""
     text_bytes: int = 0
     """Both contents of files up to this size come along, within a bound for all together; 0 is none."""
+    exact: bool = False
+    """Whether times and extended attributes are compared as well. Not every provider can; its answer says so."""
 
 
 class Action(StrEnum):
@@ -63,7 +65,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One path that is not in both states alike. Times alone are no change."""
+    """One path that is not in both states alike. Times alone are no change, unless that was asked for."""
 
     path: str
     before: Side | None
@@ -89,5 +91,7 @@ class Differences:
     changes: tuple[Change, ...]
     truncated: bool = False
     """Whether there is more than was asked for or can be carried."""
+    exact: bool = False
+    """Whether times and extended attributes were compared."""
     unseen: tuple[str, ...] = ()
     """Paths that could not be looked at: what changed there, and below, is not known."""

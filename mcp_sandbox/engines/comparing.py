@@ -35,6 +35,7 @@ async def compare_layers(
     paths: Sequence[str],
     limit: int,
     text_bytes: int,
+    exact: bool = False,
 ) -> Differences:
     """Compare two stacks. Whoever calls keeps their layers from being collected.
 
@@ -49,7 +50,7 @@ async def compare_layers(
     identity = engine.identity
     arguments = [
         engine.marks, str(limit), str(OUTPUT_BYTES), str(text_bytes), str(TEXTS_BYTES if text_bytes else 0),
-        str(identity.start), str(identity.count),
+        str(identity.start), str(identity.count), str(int(exact)),
     ]  # fmt: skip
     for volume, target in VOLUMES.items():
         arguments.append(target)
@@ -69,7 +70,7 @@ async def compare_layers(
         else:
             complete = True
     changes.sort(key=lambda change: change.path)
-    return Differences(changes=tuple(changes), truncated=not complete, unseen=tuple(sorted(unseen)))
+    return Differences(changes=tuple(changes), truncated=not complete, exact=exact, unseen=tuple(sorted(unseen)))
 
 
 def _layers(engine: EmbeddedEngine, stack: StoredSnapshot, volume: str) -> list[str]:

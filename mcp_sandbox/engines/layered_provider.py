@@ -151,7 +151,7 @@ class LayeredProvider(Provider, Generic[_Sandbox]):
         async with alocked(self._engine.store.structure_lock(), shared=True):
             return await compare_layers(
                 self._engine, self._state(request.before), self._state(request.after), paths=request.paths,
-                limit=request.limit, text_bytes=request.text_bytes,
+                limit=request.limit, text_bytes=request.text_bytes, exact=request.exact,
             )  # fmt: skip
 
     def _state(self, state: State) -> StoredSnapshot:

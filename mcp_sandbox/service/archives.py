@@ -13,7 +13,10 @@ from anyio.abc import ByteReceiveStream
 from mcp_sandbox.core.errors import CapacityError
 from mcp_sandbox.core.files import FileInfo, FileKind
 
-__all__ = ["ArchiveSpool", "HeldArchive", "header", "trailer"]
+__all__ = ["END", "ArchiveSpool", "HeldArchive", "header", "trailer"]
+
+END = bytes(2 * tarfile.BLOCKSIZE)
+"""What an archive ends with."""
 
 _CHUNK_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 16 << 20

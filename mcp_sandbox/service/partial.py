@@ -1,42 +1,27 @@
-"""Putting back some paths of a snapshot: through a passing sandbox and a spool, swapped in beside the old."""
+"""Putting back some paths of a snapshot: through a passing sandbox and a spool, swapped in beside the old.
 
-import errno
-import secrets
+Of directories only what differs, where the provider can say so.
+"""
+
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import anyio
-
-from mcp_sandbox.core.errors import InvalidRequestError, StateError
-from mcp_sandbox.core.files import (
-    DownloadRequest,
-    FileInfo,
-    FileKind,
-    ListRequest,
-    MkdirRequest,
-    ReadRequest,
-    RemoveRequest,
-    RenameRequest,
-    StatRequest,
-    UploadRequest,
-)
+from mcp_sandbox.core.errors import InvalidRequestError
+from mcp_sandbox.core.files import FileInfo, FileKind, ListRequest, MkdirRequest, RenameRequest, StatRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import WORKSPACE, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent
-from mcp_sandbox.core.streams import BytesStream
-from mcp_sandbox.service.archives import ArchiveSpool, HeldArchive, header, trailer
+from mcp_sandbox.service.archives import ArchiveSpool
+from mcp_sandbox.service.partial_changes import ChangedBelow, changes_below, put_changes
 from mcp_sandbox.service.passing import PassingSandbox
 from mcp_sandbox.service.paths import display, resolve
+from mcp_sandbox.service.staging import Fetched, Fetcher, Stage, kind_of
 
 __all__ = ["PartialRestore", "chosen_paths"]
 
-_CLEANUP_S = 30.0
 _MOST_PATHS = 1000
 _KERNEL_TREES = ("/proc", "/sys", "/dev")
-_NEW = "new"
 _ALL = 10_000_000
 
 
@@ -71,13 +56,6 @@ def _plain(path: str) -> str:
     return plain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fetched:
-    path: str
-    info: FileInfo
-    tar: HeldArchive
-
-
 class PartialRestore:
     """Use as a context manager: the passing sandbox ends with it, on every path.
 
@@ -85,17 +63,31 @@ class PartialRestore:
         provider: Has the content.
         content: The snapshot's.
         spec: What the passing sandbox is made from.
+        paths: What to put back.
     """
 
-    def __init__(self, provider: Provider, content: NativeContent, spec: SandboxSpec) -> None:
+    def __init__(self, provider: Provider, content: NativeContent, spec: SandboxSpec, paths: Sequence[str]) -> None:
+        self._provider = provider
+        self._content = content
+        self._paths = paths
         self._passing = PassingSandbox(provider, spec, content)
         self._spool = ArchiveSpool()
-        self._source: Sandbox | None = None
-        self._fetched: list[_Fetched] = []
+        self._whole: list[Fetched] = []
+        self._changed: list[ChangedBelow] = []
 
     async def __aenter__(self) -> Self:
-        """Make the passing sandbox."""
-        self._source = await self._passing.__aenter__()
+        """Make the passing sandbox, and look at every path.
+
+        Raises:
+            InvalidRequestError: Names every path that the snapshot does not have or that cannot be carried.
+        """
+        source = await self._passing.__aenter__()
+        try:
+            self._infos = await _looked_at(source, self._paths)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        self._fetcher = Fetcher(source, self._spool)
         return self
 
     async def __aexit__(
@@ -105,33 +97,31 @@ class PartialRestore:
         self._spool.close()
         await self._passing.__aexit__(kind, error, trace)
 
-    async def fetch(self, paths: Sequence[str]) -> None:
-        """Spool every path from the snapshot, before anything is touched.
+    async def fetch(self, live: Sandbox, before: NativeContent) -> None:
+        """Hold what must be put back, before anything is touched.
+
+        Args:
+            live: Where it is to be put.
+            before: What that holds now.
 
         Raises:
-            InvalidRequestError: Names every path that the snapshot does not have or that cannot be carried.
-            CapacityError: They do not fit.
+            CapacityError: It does not fit.
         """
-        if self._source is None:
-            raise StateError("Nothing fetched", why="the passing sandbox was not made", fix="Enter the context first")
-        infos = await _looked_at(self._source, paths)
-        for path, info in infos.items():
-            self._fetched.append(_Fetched(path=path, info=info, tar=await self._spooled(self._source, path, info)))
+        for path, info in self._infos.items():
+            changed = None
+            if info.kind is FileKind.DIRECTORY:
+                changed = await changes_below(self._fetcher, self._provider, before, self._content, path, live)
+            if changed is not None:
+                self._changed.append(changed)
+            else:
+                self._whole.append(await self._fetcher.fetch(path))
 
     async def put(self, live: Sandbox) -> None:
         """Put everything that was fetched in place of what is there."""
-        for fetched in self._fetched:
+        for fetched in self._whole:
             await _put(live, fetched)
-
-    async def _spooled(self, source: Sandbox, path: str, info: FileInfo) -> HeldArchive:
-        if info.kind is FileKind.DIRECTORY:
-            return await self._spool.hold(await source.download(DownloadRequest(path=path)))
-        content = (
-            await source.read(ReadRequest(path=path, length=info.size_bytes))
-            if info.kind is FileKind.FILE
-            else BytesStream(b"")
-        )
-        return await self._spool.hold(content, header(_NEW, info), trailer(info))
+        for changed in self._changed:
+            await put_changes(live, changed)
 
 
 async def _looked_at(source: Sandbox, paths: Sequence[str]) -> dict[str, FileInfo]:
@@ -160,16 +150,16 @@ async def _looked_at(source: Sandbox, paths: Sequence[str]) -> dict[str, FileInf
     return infos
 
 
-async def _put(live: Sandbox, fetched: _Fetched) -> None:
+async def _put(live: Sandbox, fetched: Fetched) -> None:
     path, is_directory = fetched.path, fetched.info.kind is FileKind.DIRECTORY
     if path == WORKSPACE and is_directory:
         await _put_inside(live, fetched)
         return
     parent = path.rpartition("/")[0] or "/"
     await live.mkdir(MkdirRequest(path=parent))
-    async with _Stage(live, parent) as stage:
+    async with Stage(live, parent) as stage:
         new = await stage.unpack(fetched)
-        old = await _kind(live, path)
+        old = await kind_of(live, path)
         in_the_way = old is not None and FileKind.DIRECTORY in (old, fetched.info.kind)
         if not in_the_way or await stage.clear(path):
             await live.rename(RenameRequest(source=new, target=path))
@@ -178,10 +168,10 @@ async def _put(live: Sandbox, fetched: _Fetched) -> None:
     await _put_inside(live, fetched)
 
 
-async def _put_inside(live: Sandbox, fetched: _Fetched) -> None:
+async def _put_inside(live: Sandbox, fetched: Fetched) -> None:
     """Swap everything in a directory, which stays: something is mounted there, or commands work in it."""
     path = fetched.path
-    async with _Stage(live, path) as stage:
+    async with Stage(live, path) as stage:
         new = await stage.unpack(fetched)
         for entry in (await live.list(ListRequest(path=path, limit=_ALL))).entries:
             if entry.path != stage.path:
@@ -189,70 +179,3 @@ async def _put_inside(live: Sandbox, fetched: _Fetched) -> None:
         for entry in (await live.list(ListRequest(path=new, limit=_ALL))).entries:
             await live.rename(RenameRequest(source=entry.path, target=f"{path}/{entry.path.rpartition('/')[2]}"))
         stage.commit()
-
-
-async def _kind(live: Sandbox, path: str) -> FileKind | None:
-    try:
-        return (await live.stat(StatRequest(path=path, follow=False))).kind
-    except FileNotFoundError:
-        return None
-
-
-class _Stage:
-    """A directory beside the target: what is new is complete there first, what is old is kept there till the end."""
-
-    def __init__(self, live: Sandbox, directory: str) -> None:
-        self.path = f"{directory.rstrip('/')}/.mcp-sandbox-restore-{secrets.token_hex(6)}"
-        self._live = live
-        self._aside: list[RenameRequest] = []
-        self._done = False
-
-    async def __aenter__(self) -> Self:
-        await self._live.mkdir(MkdirRequest(path=self.path, mode=0o700, exist_ok=False))
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with anyio.move_on_after(_CLEANUP_S, shield=True):
-            if not self._done:
-                for request in reversed(self._aside):
-                    with suppress(OSError):
-                        await self._live.rename(
-                            RenameRequest(source=request.target, target=request.source, replace=False)
-                        )
-            await self._live.remove(RemoveRequest(path=self.path, recursive=True, missing_ok=True))
-
-    async def unpack(self, fetched: _Fetched) -> str:
-        """Make the new file or tree, and return its path."""
-        new = f"{self.path}/{_NEW}"
-        if fetched.info.kind is not FileKind.DIRECTORY:
-            await self._live.upload(UploadRequest(path=self.path), fetched.tar.stream())
-            return new
-        await self._live.mkdir(MkdirRequest(path=new))
-        await self._live.upload(UploadRequest(path=new), fetched.tar.stream())
-        # The archive of a directory says nothing of the directory itself, and its time is to be set last.
-        own = header(_NEW, fetched.info) + trailer(fetched.info)
-        await self._live.upload(UploadRequest(path=self.path), BytesStream(own))
-        return new
-
-    async def clear(self, path: str) -> bool:
-        """Take what is at a path out of the way; `False` if that cannot be done because it is a mount point."""
-        request = RenameRequest(source=path, target=f"{self.path}/old-{len(self._aside)}")
-        try:
-            await self._live.rename(request)
-        except OSError as error:
-            if error.errno == errno.EBUSY:
-                return False
-            # A directory of a lower layer cannot be renamed without `redirect_dir`, which needs privileges
-            # (kernel documentation, overlayfs). The snapshot that was taken before still has it.
-            if error.errno != errno.EXDEV:
-                raise
-            await self._live.remove(RemoveRequest(path=path, recursive=True))
-        else:
-            self._aside.append(request)
-        return True
-
-    def commit(self) -> None:
-        """Give up what is old."""
-        self._done = True

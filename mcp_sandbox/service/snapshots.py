@@ -164,9 +164,14 @@ class SnapshotService:
             return before
         provider = await self._sandboxes.provider(live.record.provider)
         spec = self._sandboxes.new_spec(live.record)
-        async with PartialRestore(provider, content, spec) as partial:
-            await partial.fetch(targets)
+        async with PartialRestore(provider, content, spec, targets) as partial:
             before = await self._take(live, note, before_restore=True)
+            try:
+                await partial.fetch(live.sandbox, before.native)
+            except BaseException:
+                with anyio.move_on_after(_DISCARD_S, shield=True):
+                    await self._delete(await self._sandboxes.snapshot(before.id))  # nothing was touched
+                raise
             await self._note_parent(live, before.id)
             await partial.put(live.sandbox)
             return before

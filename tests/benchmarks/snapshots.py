@@ -30,7 +30,7 @@ def snapshot_rows(client: WireClient, scratch: Path, count: int, *, files: int, 
 def _rows(client: WireClient, count: int, what: str, fill: str, floor: Floor | None) -> list[Row]:
     call(client, "sandbox_create", name="snap")
     call(client, "exec", command=fill, sandbox="snap", timeout_s=500)
-    taking, after, back, back_after = Samples(), Samples(), Samples(), Samples()
+    taking, after, back, back_after, part = Samples(), Samples(), Samples(), Samples(), Samples()
     for number in range(count + 1):
         call(client, "exec", command=f"echo {number} > changed", sandbox="snap")
         with taking.timed():
@@ -43,15 +43,20 @@ def _rows(client: WireClient, count: int, what: str, fill: str, floor: Floor | N
         with back_after.timed():
             shown = call(client, "exec", command="cat changed", sandbox="snap")
         assert shown.body.strip() == str(number)
+        call(client, "exec", command="echo changed > changed", sandbox="snap")
+        with part.timed():
+            call(client, "snapshot_restore", snapshot=structured(taken)["id"][:16], sandbox="snap", paths=["."])
+        assert call(client, "exec", command="cat changed", sandbox="snap").body.strip() == str(number)
     call(client, "sandbox_destroy", sandbox="snap")
     first = Samples(values=[taking.values.pop(0)])
-    del after.values[0], back.values[0], back_after.values[0]
+    del after.values[0], back.values[0], back_after.values[0], part.values[0]
     beside = f", {what} beside it" if floor else " in an empty workspace"
     rows = [
         Row.of(f"`snapshot_create`: one small change{beside}", taking, floor=floor, target=5.0),
         Row.of(f"first `exec` after that snapshot{beside if floor else ''}", after),
         Row.of(f"`snapshot_restore`: one small change{beside}", back, floor=floor, target=5.0),
         Row.of(f"first `exec` after that restore{beside if floor else ''}", back_after),
+        Row.of(f"`snapshot_restore` of the workspace by `paths`: one small change{beside}", part, floor=floor),
     ]
     if floor is None:
         return rows

@@ -50,7 +50,7 @@ def compare(guest: Path, before: Path, after: Path, open_files: int) -> dict[str
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 
-    numbers = ("1000", "1000000", "0", "0", "0", "1")
+    numbers = ("1000", "1000000", "0", "0", "0", "1", "0")
     command = [guest, "compare", "user.overlay.", *numbers, "/w", "1", f"l{before}", "1", f"l{after}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, preexec_fn=limit)
     if done.returncode:

@@ -13,7 +13,7 @@ from mcp_sandbox.core.errors import (
     InvalidRequestError,
     ProviderError,
 )
-from mcp_sandbox.core.exec import ExecRequest
+from mcp_sandbox.core.exec import ExecRequest, Exited
 from mcp_sandbox.core.files import (
     FileInfo,
     ListRequest,
@@ -188,6 +188,91 @@ async def test_a_partial_restore_leaves_no_passing_sandbox(server: Server, box: 
         await server.snapshots.restore(snapshot.id, paths=["gone"])
     provider = await server.sandboxes.provider(world.provider)
     assert [info.id for info in await provider.list()] == [box.id]
+
+
+# -- only what differs
+
+
+@pytest.fixture
+async def local_box(world: World, box: Sandbox) -> Sandbox:
+    """A sandbox of a provider that compares exactly."""
+    if world.provider != "local":
+        pytest.skip("this provider copies whole directories")
+    return box
+
+
+async def _run(sandbox: Sandbox, command: str) -> str:
+    output = b""
+    async with await sandbox.exec(ExecRequest(argv=("bash", "-c", command), timeout_s=60)) as execution:
+        while not isinstance(event := await execution.receive(), Exited):
+            output += event.data
+    assert event.result.exit_code == 0, output
+    return output.decode()
+
+
+LOOK = "cd /workspace && find . -printf '%p %y %m %s %T@ %l\n' | LC_ALL=C sort"
+UNTOUCHED = "stat -c '%i %Z' /workspace/tree/d*/same* /workspace/tree/big"
+
+
+async def test_of_a_directory_only_what_differs_is_touched(server: Server, local_box: Sandbox) -> None:
+    """Every kind of change comes back, also of times alone, and what is the same is the same file still."""
+    box = local_box
+    await _run(
+        box,
+        "mkdir -p tree/d{1,2,3}/deep && for d in tree/d*; do for n in 1 2 3; do echo $d$n > $d/same$n; done; "
+        "echo then > $d/file; echo then > $d/touched; done; head -c 20M /dev/zero | tr '\\0' x > tree/big; "
+        "ln -s nowhere tree/link; mkfifo tree/fifo; echo x > tree/d1/deep/moved; chmod 750 tree/d3; sleep 0.01",
+    )
+    then = await _run(box, LOOK)
+    snapshot = (await server.snapshots.create()).snapshot
+    untouched = await _run(box, UNTOUCHED)
+    await _run(
+        box,
+        "cd tree && echo now, and longer > d1/file && rm d2/file && mkdir d2/file && echo in > d2/file/inner && "
+        "touch d3/touched && chmod 700 d3/touched && mv d1/deep d3/moved && rm link && ln -s elsewhere link && "
+        "echo extra > d1/extra && mkdir -p new/deeper && echo n > new/deeper/n && chmod 755 d3 && rm fifo",
+    )
+    assert await _run(box, LOOK) != then
+    restored = await server.snapshots.restore(snapshot.id, paths=["tree"])
+    assert await _run(box, LOOK) == then
+    assert await _run(box, UNTOUCHED) == untouched
+    await server.snapshots.restore(restored.before.id, paths=["."])
+    assert await content(box, "/workspace/tree/d2/file/inner") == "in\n"
+    assert await content(box, "/workspace/tree/new/deeper/n") == "n\n"
+    await server.snapshots.restore(snapshot.id, paths=["."])
+    assert await _run(box, LOOK) == then
+    assert await _run(box, UNTOUCHED) == untouched
+
+
+async def test_names_of_one_file_stay_names_of_one_file(server: Server, local_box: Sandbox) -> None:
+    box = local_box
+    await _run(box, "mkdir d && echo then > d/a && ln d/a d/b")
+    snapshot = (await server.snapshots.create()).snapshot
+    await _run(box, "echo now > d/a")
+    await server.snapshots.restore(snapshot.id, paths=["d"])
+    assert await _run(box, "cat d/a d/b && stat -c %h d/a") == "then\nthen\n2\n"
+    await _run(box, "rm d/b && echo alone > d/b")
+    await server.snapshots.restore(snapshot.id, paths=["d"])
+    assert await _run(box, "cat d/b && stat -c %h d/a") == "then\n2\n"
+
+
+async def test_a_directory_behind_a_link_is_put_back(server: Server, local_box: Sandbox) -> None:
+    """The comparison knows nothing of links on the way; the sandbox does."""
+    box = local_box
+    await _run(box, "mkdir -p real/d && echo then > real/d/f && ln -s real alias")
+    snapshot = (await server.snapshots.create()).snapshot
+    await _run(box, "echo now > real/d/f")
+    await server.snapshots.restore(snapshot.id, paths=["alias/d"])
+    assert await content(box, "/workspace/real/d/f") == "then\n"
+
+
+async def test_more_changes_than_are_worth_it_come_back_as_well(server: Server, local_box: Sandbox) -> None:
+    box = local_box
+    await _run(box, "mkdir d && cd d && for n in $(seq 700); do echo then > $n; done")
+    snapshot = (await server.snapshots.create()).snapshot
+    await _run(box, "cd d && for n in $(seq 700); do echo now > $n; done")
+    await server.snapshots.restore(snapshot.id, paths=["d"])
+    assert (await _run(box, "cat d/* | sort | uniq -c")).split() == ["700", "then"]
 
 
 # -- failures on the way

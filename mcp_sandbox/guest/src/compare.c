@@ -1,6 +1,7 @@
 /* What changed between two stacks of layers. Only directories that the two do not share are looked into, so that it takes
    as long as there are changes. The records are read by ../../engines/comparing.py. */
 #include "stacks.h"
+#include "sha256.h"
 
 #include <stdarg.h>
 
@@ -15,7 +16,7 @@ struct record {
   uint32_t path_length, text_before, text_after;
 } __attribute__((packed));
 _Static_assert(sizeof(struct record) == 40, "the record's size is known to whoever reads it");
-enum { CONTENT = 1, MODE = 2, OWNER = 4, TEXT = 8, UNSEEN = 16 };
+enum { CONTENT = 1, MODE = 2, OWNER = 4, TEXT = 8, UNSEEN = 16, LOOK = 32 };
 
 struct pair {
   struct node *shown;
@@ -28,7 +29,7 @@ static uint32_t first_id, id_count;
 static uint64_t entries_left, output_left, text_each, text_left;
 static char **wanted; /* sorted; all that is asked for, NULL is everything */
 static size_t wanted_count;
-static bool truncated;
+static bool truncated, exact; /* `exact`: times and extended attributes count as well */
 static int unread; /* the errno of content that could not be read */
 
 /* ------------------------------------------------------------------------------------------------ output */
@@ -141,6 +142,19 @@ static bool same_content(const struct found *a, const struct found *b) {
   return same;
 }
 
+static bool same_look(const struct found *a, const struct found *b) {
+  if (a->s.st_mtim.tv_sec != b->s.st_mtim.tv_sec || a->s.st_mtim.tv_nsec != b->s.st_mtim.tv_nsec) return false;
+  if (a->kind != 'f' && a->kind != 'd') return true;
+  const struct found *both[] = {a, b};
+  unsigned char digests[2][SHA256_BYTES] = {{0}};
+  for (int i = 0; i < 2; i++) {
+    char path[64 + NAME_MAX];
+    snprintf(path, sizeof path, "/proc/self/fd/%d/%s", both[i]->dir, both[i]->name);
+    if (*both[i]->name && digest_attributes(path, true, digests[i])) return false;
+  }
+  return !memcmp(digests[0], digests[1], SHA256_BYTES);
+}
+
 static uint8_t difference(const struct found *a, const struct found *b) {
   uint8_t what = 0;
   if (a->kind != b->kind) return CONTENT;
@@ -149,6 +163,7 @@ static uint8_t difference(const struct found *a, const struct found *b) {
   if (id_count > 1 && (owner_of(a->s.st_uid, origin[0][a->layer]) != owner_of(b->s.st_uid, origin[1][b->layer]) ||
                        owner_of(a->s.st_gid, origin[0][a->layer]) != owner_of(b->s.st_gid, origin[1][b->layer])))
     what |= OWNER;
+  if (exact && !same_look(a, b)) what |= LOOK;
   return what;
 }
 
@@ -328,7 +343,8 @@ static int read_wanted(void) {
   return 0;
 }
 
-/* Arguments: prefix, entries at most, bytes of output, bytes of a text, bytes of all texts, first id, ids; then for each
+/* Arguments: prefix, entries at most, bytes of output, bytes of a text, bytes of all texts, first id, ids, whether times and
+   attributes count; then for each
    volume where it is mounted, and twice a number of layers and the layers from the top. */
 int compare_main(int count, char **arguments) {
   argument = arguments;
@@ -340,6 +356,7 @@ int compare_main(int count, char **arguments) {
   text_left = next_number();
   first_id = (uint32_t)next_number();
   id_count = (uint32_t)next_number();
+  exact = next_number() != 0;
   int error = read_wanted();
   while (!error && arguments_left > 0) {
     const char *target = next_argument();

@@ -29,13 +29,14 @@ static void to_hex(const unsigned char *digest, char *hex) {
 }
 
 /* Those that mean something in a sandbox or to overlayfs, in whatever order the file system lists them. */
-static int digest_attributes(const char *path, unsigned char *digest) {
+int digest_attributes(const char *path, bool own, unsigned char *digest) {
   static char names[VALUE_MAX], value[VALUE_MAX];
   ssize_t size = llistxattr(path, names, sizeof names);
   if (size < 0) return errno == EOPNOTSUPP ? 0 : errno;
   for (ssize_t at = 0; at < size; at += (ssize_t)strlen(names + at) + 1) {
     const char *name = names + at;
-    if (strncmp(name, "user.", 5) && strncmp(name, "trusted.", 8)) continue;
+    bool marks = !strncmp(name, "user.overlay.", 13) || !strncmp(name, "trusted.", 8);
+    if (own ? marks || strncmp(name, "user.", 5) : !marks && strncmp(name, "user.", 5)) continue;
     ssize_t n = lgetxattr(path, name, value, sizeof value);
     if (n < 0) return errno;
     struct sha256 s;
@@ -67,7 +68,7 @@ static int digest_entry(int dir, const char *name, const struct stat *look, char
   }
   sha256_end(&s, digest);
   snprintf(path, sizeof path, "/proc/self/fd/%d/%s", dir, name);
-  if (!error) error = digest_attributes(path, digest);
+  if (!error) error = digest_attributes(path, false, digest);
   to_hex(digest, hex);
   return error;
 }

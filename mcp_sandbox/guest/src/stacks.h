@@ -81,6 +81,8 @@ void *room_for(size_t size); /* zeroed; the process ends where there is none */
 /* compare.c, merge.c, contents.c */
 int compare_main(int count, char **argument);
 int merge_main(const char *prefix, const char *target, int count, char **layer);
+/* Add the extended attributes of a file to a digest: all that count, or only those that programs inside see; an errno. */
+int digest_attributes(const char *path, bool own, unsigned char *digest);
 int contents_main(const char *layer, const char *target, int count, char **known);
 
 #endif
