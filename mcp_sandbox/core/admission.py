@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from mcp_sandbox.core.capability import Capabilities
 from mcp_sandbox.core.errors import UnsupportedError
-from mcp_sandbox.core.sandbox import Limits, SandboxSpec
+from mcp_sandbox.core.sandbox import Limits, SandboxSpec, WorkspaceMode
 from mcp_sandbox.core.wording import limit_option, limit_text, limit_word
 
 __all__ = ["require_enforceable", "weak_limits"]
@@ -28,6 +28,13 @@ def require_enforceable(provider: str, capabilities: Capabilities, spec: Sandbox
             f"Workspace mode {mode.value!r} refused",
             why=f"provider {provider!r} can do only {', '.join(sorted(capabilities.workspaces))}",
             fix="Use one of them, or provider 'docker', which can do each of them",
+        )
+    if spec.denied and mode is not WorkspaceMode.EMPTY and mode not in capabilities.denies:
+        can = ", ".join(sorted(capabilities.denies))
+        raise UnsupportedError(
+            f"capabilities.filesystem.denied refused: {', '.join(spec.denied)}",
+            why=f"provider {provider!r} cannot keep them away from a workspace of mode {mode.value!r}",
+            fix=f"Use workspace mode {can}" if can else "Move them out of the project, or use another provider",
         )
     if spec.runtime is not None and spec.runtime not in capabilities.runtimes:
         there = ", ".join(sorted(capabilities.runtimes))

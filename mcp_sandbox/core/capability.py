@@ -143,6 +143,10 @@ class Capabilities:
     """Whether snapshots hold FIFOs; a kernel of its own may have them in its memory only."""
     home: str = "/root"
     """Of the user of commands; what another provider's snapshot holds of its user's home goes here."""
+    denies: frozenset[WorkspaceMode] = frozenset()
+    """Modes of the workspace in which parts of its source can be kept away."""
+    base: str = ""
+    """What a sandbox without an image starts from, where that changes with the machine; for nobody to read."""
     owners: bool = False
     """Whether files can belong to several users; else every owner is one and the same."""
 

@@ -79,6 +79,8 @@ class SandboxSpec:
     runtime: str | None = None
     """Which of the engine's runtimes it runs on, such as `runsc`; `None` is the engine's default."""
     workspace: Workspace = Workspace()
+    denied: tuple[str, ...] = ()
+    """Globs relative to the workspace, of what of its source is not to be there; for `MOUNT` not to be reached."""
     network: NetworkMode = NetworkMode.NONE
     limits: Limits = Limits()
     best_effort: bool = False

@@ -50,15 +50,22 @@ class Bases:
             return  # a file system without idmapped mounts: mirror its directories instead
         self.usr = IDMAPPED_USR
 
+    @property
+    def _is_mirrored(self) -> bool:
+        return self.usr != IDMAPPED_USR
+
+    def name(self) -> str:
+        """Return what the base of new sandboxes is called, built or not: another one when the host's /usr changed."""
+        return base_fingerprint(self._identity, mirrored=self._is_mirrored)
+
     async def current(self) -> str:
         """Return the base for new sandboxes, built on first use and when the host's /usr changed."""
-        mirrored = self.usr != IDMAPPED_USR
-        name = base_fingerprint(self._identity, mirrored=mirrored)
+        name = self.name()
         if name == self.built:
             return name
         async with self._lock, alocked(self._store.root / "base.lock", wait_s=120):
             if not (self._store.root / "base" / name).is_dir():
-                await self._build(name, mirrored=mirrored)
+                await self._build(name, mirrored=self._is_mirrored)
             self.built = name
         return name
 

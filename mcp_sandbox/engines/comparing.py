@@ -1,6 +1,9 @@
 """What changed between two stacks of layers, found by the guest agent's role `compare` without mounting anything."""
 
+import asyncio
 import os
+import secrets
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,7 +13,8 @@ from mcp_sandbox.core.errors import ProviderError, UnsupportedError
 from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.engines.embedded import EmbeddedEngine
 from mcp_sandbox.engines.image_store import is_image
-from mcp_sandbox.engines.layer_store import VOLUMES, StoredSnapshot
+from mcp_sandbox.engines.layer_store import BEING_MADE, VOLUMES, StoredSnapshot
+from mcp_sandbox.engines.masking import fill_mask
 
 __all__ = ["compare_layers"]
 
@@ -52,13 +56,18 @@ async def compare_layers(
         engine.marks, str(limit), str(OUTPUT_BYTES), str(text_bytes), str(TEXTS_BYTES if text_bytes else 0),
         str(identity.start), str(identity.count), str(int(exact)),
     ]  # fmt: skip
+    masks = await asyncio.to_thread(_masks, engine, (before, after))
     for volume, target in VOLUMES.items():
         arguments.append(target)
         for stack in (before, after):
-            layers = _layers(engine, stack, volume)
+            layers = _layers(engine, stack, volume, masks.get((stack.project, stack.denied)))
             arguments += [str(len(layers)), *layers]
     asked = sorted({os.fsencode(path.rstrip("/") or "/") for path in paths})
-    output = await engine.launcher.run("compare", *arguments, data=b"".join(path + b"\0" for path in asked))
+    try:
+        output = await engine.launcher.run("compare", *arguments, data=b"".join(path + b"\0" for path in asked))
+    finally:
+        for mask in masks.values():
+            shutil.rmtree(engine.store.root / mask, ignore_errors=True)
     changes: list[Change] = []
     unseen: set[str] = set()
     complete = False
@@ -73,13 +82,25 @@ async def compare_layers(
     return Differences(changes=tuple(changes), truncated=not complete, exact=exact, unseen=tuple(sorted(unseen)))
 
 
-def _layers(engine: EmbeddedEngine, stack: StoredSnapshot, volume: str) -> list[str]:
+def _masks(engine: EmbeddedEngine, stacks: Sequence[StoredSnapshot]) -> "dict[tuple[str | None, tuple[str, ...]], str]":
+    """Make a layer for what each stack must not show of its project, which is compared, too. Blocks."""
+    made: dict[tuple[str | None, tuple[str, ...]], str] = {}
+    for stack in stacks:
+        key = (stack.project, stack.denied)
+        if stack.project and stack.denied and key not in made:
+            made[key] = f"trash/{BEING_MADE}{secrets.token_hex(8)}"
+            fill_mask(engine.store.root / made[key], stack.project, stack.denied, engine.identity)
+    return made
+
+
+def _layers(engine: EmbeddedEngine, stack: StoredSnapshot, volume: str, mask: str | None) -> list[str]:
     """Return the layers of a volume from the top, each with where its owners come from."""
     layers = [f"llayers/{layer}/{volume}" for layer in reversed(stack.layers)]
     base = f"bbase/{stack.base}"
     if volume == "usr":
         return layers if is_image(stack.base) else [*layers, f"{base}/usr", "r/usr"]
     if volume == "workspace":
+        layers += [f"l{mask}"] if mask else []
         return [*layers, f"r{stack.project}" if stack.project else f"{base}/root/workspace"]
     return [*layers, f"{base}/root"]
 

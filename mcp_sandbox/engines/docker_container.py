@@ -7,7 +7,7 @@ directory.
 """
 
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from mcp_sandbox.engines.docker_user import SandboxUser, with_entries
 from mcp_sandbox.engines.plan import SPOOL
 from mcp_sandbox.engines.seccomp import build_filter
 from mcp_sandbox.guest.binary import guest_binary
+from mcp_sandbox.hostfs.denied import Denied
 from mcp_sandbox.hostfs.tree_packing import Ownership, packed_directory, packed_file, packed_tree
 
 __all__ = [
@@ -186,7 +187,7 @@ def tmp_archive(*, whole: bool) -> bytes:
     return above + packed_directory(f"tmp/{_IN_TMP}" if whole else _IN_TMP, 0o700) + bytes(1024)
 
 
-def project_archive(source: str, user: SandboxUser) -> Iterator[bytes]:
-    """Yield the tar stream of a project for the user's workspace. Blocks."""
-    yield from packed_tree(Path(source), WORKSPACE[1:], Ownership(user.uid, user.gid))
+def project_archive(source: str, user: SandboxUser, denied: Sequence[str] = ()) -> Iterator[bytes]:
+    """Yield the tar stream of a project for the user's workspace, without what globs deny. Blocks."""
+    yield from packed_tree(Path(source), WORKSPACE[1:], Ownership(user.uid, user.gid), Denied(denied))
     yield bytes(1024)

@@ -113,7 +113,7 @@ class DockerEngine:
         container, user = await self.maker.ready_container(spec, image)
         try:
             if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
-                await self._bring(spec.id, container, spec.workspace.source, user)
+                await self._bring(spec.id, container, spec.workspace.source, user, spec.denied)
             await self._start_with(container, times, spec.runtime)
             state = ContainerState(
                 id=spec.id, created_at=timestamp(), image=image.name, image_id=image.image_id, uid=user.uid,
@@ -162,13 +162,17 @@ class DockerEngine:
         except NotFoundError:  # its image has none
             await self.maker.put(container, lambda: iter([tmp_archive(whole=True)]))
 
-    async def bring_project(self, state: ContainerState, sandbox: SandboxId, source: str) -> None:
-        """Copy a project into the workspace of a sandbox, which may be about to get another id."""
+    async def bring_project(
+        self, state: ContainerState, sandbox: SandboxId, source: str, denied: Sequence[str]
+    ) -> None:
+        """Copy a project into the workspace of a sandbox, which may be about to get another id; not what globs deny."""
         user = SandboxUser(uid=state.uid, gid=state.gid, name=state.user, home=state.home, known=True)
-        await self._bring(sandbox, state.container, source, user)
+        await self._bring(sandbox, state.container, source, user, denied)
 
-    async def _bring(self, sandbox: SandboxId, container: str, source: str, user: SandboxUser) -> None:
-        await self.maker.put(container, lambda: self.states.keep_start(sandbox, project_archive(source, user)))
+    async def _bring(
+        self, sandbox: SandboxId, container: str, source: str, user: SandboxUser, denied: Sequence[str]
+    ) -> None:
+        await self.maker.put(container, lambda: self.states.keep_start(sandbox, project_archive(source, user, denied)))
 
     async def bring_start(self, state: ContainerState, container: str) -> None:
         """Copy the project that a sandbox started with into another container.

@@ -33,6 +33,7 @@ from mcp_sandbox.engines.layer_store import VOLUMES, EngineState, LayerStore
 from mcp_sandbox.engines.limit_watch import RESERVE_VARIABLE, reserve_bytes
 from mcp_sandbox.engines.limiting import Limiting, Prepared
 from mcp_sandbox.engines.local_carrier import LocalCarrier
+from mcp_sandbox.engines.masking import fill_mask
 from mcp_sandbox.engines.plan import SPOOL, Volume, sandbox_plan
 from mcp_sandbox.engines.seccomp import build_filter
 from mcp_sandbox.engines.spares import Spares
@@ -200,6 +201,10 @@ class EmbeddedEngine:
             "root": [f"{base}/root"],
             "workspace": [await self._project_lower(state)] if state.project else [f"{base}/root/workspace"],
         }
+        if state.project and state.denied:
+            mask = work["spool"].rpartition("/")[0] + "/mask"  # beside the work directories, and as short-lived
+            await asyncio.to_thread(fill_mask, store.root / mask, state.project, state.denied, self.identity)
+            lowers["workspace"].insert(0, mask)
         if not is_image(state.base):  # an image has a /usr of its own
             lowers["usr"] = [f"{base}/usr", self.bases.usr]
         volumes = [

@@ -64,6 +64,8 @@ class EngineState:
     """Layers that its init may have mounted though they are not its own any more."""
     best_effort: bool = False
     """Whether limits that cannot be enforced were accepted."""
+    denied: tuple[str, ...] = ()
+    """What of the project is not to be seen: globs relative to it."""
     memory: str | None = None  # the processes that it starts with, once
     schema: int = SCHEMA
 
@@ -74,11 +76,12 @@ class EngineState:
 
     def as_started(self) -> "StoredSnapshot":
         """Return the state that it started as."""
-        return StoredSnapshot(base=self.base, layers=self.start, project=self.project)
+        return StoredSnapshot(base=self.base, layers=self.start, project=self.project, denied=self.denied)
 
     def as_it_is(self) -> "StoredSnapshot":
         """Return the state that it has now; its top goes on changing."""
-        return StoredSnapshot(base=self.base, layers=(*self.layers, self.top), project=self.project)
+        layers = (*self.layers, self.top)
+        return StoredSnapshot(base=self.base, layers=layers, project=self.project, denied=self.denied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ class StoredSnapshot:
     layers: tuple[str, ...]
     project: str | None
     memory: str | None = None
+    denied: tuple[str, ...] = ()
     schema: int = SCHEMA
 
 
@@ -139,7 +143,7 @@ class LayerStore:
         """
         try:
             fields: dict[str, Any] = json.loads((self.directory(sandbox) / "state.json").read_bytes())
-            for name in ("layers", "start", "mounted"):
+            for name in ("layers", "start", "mounted", "denied"):
                 fields[name] = tuple(fields.get(name, ()))
             fields["limits"] = Limits(**fields["limits"])
             return EngineState(**fields)
@@ -237,7 +241,8 @@ class LayerStore:
         """
         try:
             fields: dict[str, Any] = json.loads((self.root / "snapshots" / f"{Path(ref).name}.json").read_bytes())
-            fields["layers"] = tuple(fields["layers"])
+            for name in ("layers", "denied"):
+                fields[name] = tuple(fields.get(name, ()))
             return StoredSnapshot(**fields)
         except FileNotFoundError:
             raise NotFoundError(

@@ -228,6 +228,6 @@ def new_state(spec: SandboxSpec, start: StoredSnapshot) -> EngineState:
     return EngineState(
         id=spec.id, created_at=timestamp(), base=start.base,
         layers=start.layers, top="", project=start.project, limits=spec.limits,
-        best_effort=spec.best_effort, memory=start.memory,
+        best_effort=spec.best_effort, denied=spec.denied, memory=start.memory,
         env=dict(spec.env), labels=dict(spec.labels), start=start.layers,
     )  # fmt: skip

@@ -116,7 +116,7 @@ async def stack(engine: EmbeddedEngine, state: EngineState) -> Captured:
     if layers != state.layers:  # before anybody names the old top: it is never written again then
         store.save(replace(state, layers=layers, top=store.new_layer(layers)))
     return Captured(
-        layers=StoredSnapshot(base=state.base, layers=layers, project=state.project),
+        layers=StoredSnapshot(base=state.base, layers=layers, project=state.project, denied=state.denied),
         own=state.top if layers != state.layers else None, paused_s=0.0, method="layer frozen; nothing was running",
     )  # fmt: skip
 
@@ -133,7 +133,9 @@ async def copy(engine: EmbeddedEngine, carrier: GuestCarrier, state: EngineState
             await carrier.request(Type.THAW, b"")
     paused = time.monotonic() - began
     return Captured(
-        layers=StoredSnapshot(base=state.base, layers=(*state.layers, layer), project=state.project),
+        layers=StoredSnapshot(
+            base=state.base, layers=(*state.layers, layer), project=state.project, denied=state.denied
+        ),
         own=layer, paused_s=paused, method="copied while everything stood still",
     )  # fmt: skip
 

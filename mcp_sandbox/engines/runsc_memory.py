@@ -62,7 +62,7 @@ async def capture_all(engine: RunscEngine, sandbox: SandboxId, outer: LocalCarri
     await anyio.to_thread.run_sync(_keep, engine, sandbox, memory)
     return Captured(
         layers=StoredSnapshot(
-            base=state.base, layers=(*state.layers, layer), project=state.project, memory=memory
+            base=state.base, layers=(*state.layers, layer), project=state.project, denied=state.denied, memory=memory
         ),
         own=layer, paused_s=paused_s, method="memory and files written while everything stood still",
     )  # fmt: skip

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mcp_sandbox.hostfs.denied import Denied
+
 __all__ = ["Ownership", "packed_directory", "packed_file", "packed_tree"]
 
 _log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ def packed_directory(path: str, mode: int) -> bytes:
     return _header(member)
 
 
-def packed_tree(source: Path, prefix: str, owner: Ownership) -> Iterator[bytes]:
+def packed_tree(source: Path, prefix: str, owner: Ownership, denied: Denied | None = None) -> Iterator[bytes]:
     """Yield the members of a tar stream for a directory, `prefix` itself first; the stream's end is left to the caller.
 
     What cannot be read is left out and logged; so are sockets, devices and what is mounted there. Blocks.
@@ -48,17 +50,21 @@ def packed_tree(source: Path, prefix: str, owner: Ownership) -> Iterator[bytes]:
         source: The directory, whose files somebody may change meanwhile.
         prefix: Its path in the archive.
         owner: Whom all of it is given to.
+        denied: What of it is left out, too.
     """
     top = os.open(source, _DIRECTORY & ~os.O_NOFOLLOW)
-    walk = _Walk(os.fstat(top).st_dev, owner)
+    walk = _Walk(os.fstat(top).st_dev, owner, denied or Denied(()), len(prefix) + 1)
     yield from walk.directory(top, prefix)
     if walk.left_out:
         _log.warning("%d entries of the project are not in the sandbox, %r first", len(walk.left_out), walk.left_out[0])
 
 
 class _Walk:
-    def __init__(self, device: int, owner: Ownership) -> None:
+    def __init__(self, device: int, owner: Ownership, denied: Denied, prefix: int) -> None:
         self._device = device
+        self._denied = denied
+        self._prefix = prefix
+        """Length of what every path begins with."""
         self._owner = owner
         self._seen: dict[int, str] = {}
         """First path of every file that has several."""
@@ -73,6 +79,8 @@ class _Walk:
                 self.left_out.append(path)
                 return
             for name in sorted(os.listdir(descriptor)):
+                if self._denied.hides(f"{path}/{name}"[self._prefix :]):
+                    continue
                 try:
                     yield from self._entry(descriptor, name, f"{path}/{name}")
                 except (FileNotFoundError, PermissionError):  # it went meanwhile, or is somebody else's

@@ -12,9 +12,11 @@ from mcp_sandbox.manifest.commands import command_policies
 from mcp_sandbox.manifest.keys import DEFAULTS
 from mcp_sandbox.manifest.layers import LIMIT_KEYS
 from mcp_sandbox.manifest.narrowing import Layer, Narrowed, narrow
+from mcp_sandbox.manifest.paths import of_workspace
 from mcp_sandbox.manifest.support import unsupported
 from mcp_sandbox.policy.rules import Policy
 from mcp_sandbox.service.demands import Demands
+from mcp_sandbox.service.preparation import Preparation, PreparedFile, Step
 
 __all__ = ["Effective", "effective"]
 
@@ -56,6 +58,7 @@ def effective(
             env=_environment(narrowed, environ),
             asked_workspace="workspace.mode" in narrowed.held,
             idle_s=cast("float | None", narrowed.value("sandbox.idle")),
+            preparation=_preparation(narrowed),
             commands=command_policies(layers),
             notices=tuple(narrowed.told),
         ),
@@ -70,12 +73,15 @@ def _template(narrowed: Narrowed, template: SandboxSpec, layers: "list[Layer]", 
     mode = WorkspaceMode(str(narrowed.value("workspace.mode") or DEFAULTS["workspace.mode"]))
     source = template.workspace.source
     workspace = Workspace() if mode is WorkspaceMode.EMPTY or source is None else Workspace(mode=mode, source=source)
+    globs = cast("tuple[str, ...]", narrowed.value("capabilities.filesystem.denied") or ())
+    denied = of_workspace(globs, source, os.path.expanduser("~")) if workspace.source and source else ()  # noqa: PTH111
     runtime = narrowed.value(f"sandbox.options.{provider}.runtime") or template.runtime
     return replace(
         template,
         image=cast("str | None", narrowed.value("environment.image")),
         fetch_image=_may_fetch(narrowed, layers),
         workspace=workspace,
+        denied=denied,
         runtime=cast("str | None", runtime),
         limits=replace(Limits(), **limits),
         best_effort=bool(narrowed.value("limits.best_effort")),
@@ -93,6 +99,27 @@ def _environment(narrowed: Narrowed, environ: Mapping[str, str]) -> "dict[str, s
     passed = {name: environ[name] for name in allowed if name in environ}
     own = {key.removeprefix("env."): str(held.value) for key, held in narrowed.held.items() if key.startswith("env.")}
     return {**passed, **own}
+
+
+def _preparation(narrowed: Narrowed) -> Preparation:
+    files: dict[str, PreparedFile] = {}
+    for key, held in narrowed.held.items():
+        if key.startswith("files."):
+            value = held.value
+            said: dict[str, Any] = {"content": value} if isinstance(value, str) else cast("dict[str, Any]", value)
+            mode = int(said["mode"], 8) if said.get("mode") else None
+            files[key.removeprefix("files.")] = PreparedFile(
+                content=said.get("content"), source=said.get("from"), mode=mode
+            )
+    steps = cast("tuple[Any, ...]", narrowed.value("setup") or ())
+    return Preparation(
+        runtime=str(narrowed.value("environment.runtime") or ""),
+        dependencies=cast("tuple[str, ...]", narrowed.value("environment.dependencies") or ()),
+        wheels=str(narrowed.value("environment.wheels") or ""),
+        files=files,
+        steps=tuple(Step(run=each) if isinstance(each, str) else Step(**each) for each in steps),
+        sources={key: " and ".join(held.sources) for key, held in narrowed.held.items()},
+    )
 
 
 def _policy(narrowed: Narrowed) -> Policy:

@@ -1,7 +1,7 @@
 """The parts of a manifest below its top level. A field that is not given is `None`: somebody else may say it."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -15,6 +15,7 @@ from mcp_sandbox.manifest.values import (
     Lines,
     Name,
     Names,
+    Requirements,
     Seconds,
     Size,
     Text,
@@ -74,7 +75,7 @@ class Environment(Section):
         None, description="A language and its version, such as python3.11; compared with what is inside"
     )
     image: Name | None = Field(None, description="Name of the image that sandboxes start from")
-    dependencies: Lines | None = Field(
+    dependencies: Requirements | None = Field(
         None, description="Packages of the runtime's language, as its installer names them"
     )
     wheels: Line | None = Field(
@@ -173,7 +174,7 @@ class File(_OrText):
     source: Line | None = Field(None, alias="from", description="A file of the project, relative to it")
     git: Line | None = Field(None, description="URL of a repository whose files these are")
     ref: Line | None = Field(None, description="Branch, tag or commit of the repository")
-    mode: Line | None = Field(None, description="Permissions, such as 0755")
+    mode: Annotated[Line, Field(pattern="^0?[0-7]{3}$")] | None = Field(None, description="Permissions, such as 0755")
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> "File":

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple, cast
 
 from mcp_sandbox.manifest.keys import shown
 from mcp_sandbox.manifest.narrowing import Narrowed
+from mcp_sandbox.manifest.paths import is_whole, shows_usr
 
 __all__ = ["Unsupported", "unsupported"]
 
@@ -13,14 +14,9 @@ _LATER: Final = {
     "ports": "Leave it out, and use `mcp-sandbox expose`",
     "services": "Leave it out, and start it as a job",
     "secrets": "Leave it out; credentials stay outside",
-    "capabilities.filesystem.denied": "Leave out what is below /workspace, or move it out of the project",
-    "environment.dependencies": "Leave it out, and use an image that has them (environment.image)",
-    "environment.wheels": "Leave it out",
-    "environment.runtime": "Leave it out, and use an image that has it (environment.image)",
-    "setup": "Leave it out, and run the commands in the sandbox",
-    "files": "Leave it out, and write them in the sandbox",
 }
 """Keys, or groups of keys, and what to do instead."""
+_SHOW_USR: Final = ("local", "gvisor")
 
 
 class Unsupported(NamedTuple):
@@ -53,15 +49,23 @@ def unsupported(narrowed: Narrowed, provider: str) -> Iterator[Unsupported]:
             owner, _, option = key.removeprefix("sandbox.options.").partition(".")
             if (owner, option) != ("docker", "runtime"):
                 yield Unsupported(key, held.sources, "there is no such option", "Leave it out; docker has `runtime`")
+        elif key.startswith("files.") and "git" in _keys(held.value):
+            yield Unsupported(key, held.sources, f"`git` is {by}: nothing can be reached", "Use `from` or `content`")
         elif key == "capabilities.filesystem.denied":
-            inside = [glob for glob in cast("tuple[str, ...]", held.value) if _is_inside(glob)]
-            if inside:
-                yield Unsupported(key, held.sources, f"{', '.join(inside)} is {by}", _LATER[key])
+            own = [glob for glob in cast("tuple[str, ...]", held.value) if shows_usr(glob)]
+            if own and provider in _SHOW_USR and narrowed.value("environment.image") is None:
+                why = f"{', '.join(own)} is {by}, whose sandboxes run the programs of the machine"
+                yield Unsupported(key, held.sources, why, "Leave it out, or start from an image (environment.image)")
+        elif key == "capabilities.filesystem.allowed":
+            if not is_whole(cast("tuple[str, ...]", held.value)):
+                why = f"a part of the workspace is {by}"
+                fix = "Say /workspace/**, and deny the rest of it (capabilities.filesystem.denied)"
+                yield Unsupported(key, held.sources, why, fix)
         else:
             group = next((each for each in _LATER if key == each or key.startswith(f"{each}.")), "")
             if group and held.value not in ((), None):
                 yield Unsupported(key, held.sources, by, _LATER[group])
 
 
-def _is_inside(glob: str) -> bool:
-    return not glob.startswith(("/", "~")) or glob.startswith("/workspace")
+def _keys(value: object) -> "tuple[str, ...]":
+    return tuple(cast("dict[str, object]", value)) if isinstance(value, dict) else ()

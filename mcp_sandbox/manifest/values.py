@@ -6,11 +6,12 @@ from typing import Annotated, Any, Final, cast
 
 from pydantic import BeforeValidator, WithJsonSchema
 
+from mcp_sandbox.manifest.paths import glob_problem
 from mcp_sandbox.settings.limits import cores, count, seconds, size
 
 __all__ = [
-    "Cores", "Count", "Glob", "Idle", "Line", "Lines", "Name", "Names", "Seconds", "Size", "Text", "VariableName",
-    "Yes",
+    "Cores", "Count", "Glob", "Idle", "Line", "Lines", "Name", "Names", "Requirements", "Seconds", "Size", "Text",
+    "VariableName", "Yes",
 ]  # fmt: skip
 
 _NAME: Final = re.compile(r"[A-Za-z0-9@_][A-Za-z0-9@._/:+-]{0,254}")
@@ -94,6 +95,18 @@ def _line(value: object) -> str:
     return text
 
 
+def _requirement(value: object) -> str:
+    if (text := _line(value)).startswith("-"):
+        raise ValueError(f"{text!r:.64} is an option of an installer, and no package")
+    return text
+
+
+def _glob(value: object) -> str:
+    if problem := glob_problem(text := _line(value)):
+        raise ValueError(problem)
+    return text
+
+
 def _name(value: object) -> str:
     if not _NAME.fullmatch(text := _line(value)):
         raise ValueError(f"{text[:64]!r} is no name; letters, digits and @._/:+- make one")
@@ -128,10 +141,13 @@ _STRINGS: Final[dict[str, Any]] = {
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema(_SCALAR)]
 Line = Annotated[str, BeforeValidator(_line), WithJsonSchema(_SCALAR)]
 Lines = Annotated[tuple[Line, ...], BeforeValidator(_listed), WithJsonSchema(_STRINGS)]
+Requirements = Annotated[
+    tuple[Annotated[str, BeforeValidator(_requirement)], ...], BeforeValidator(_listed), WithJsonSchema(_STRINGS)
+]
 Name = Annotated[str, BeforeValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
 Names = Annotated[tuple[Name, ...], BeforeValidator(_listed), WithJsonSchema(_STRINGS)]
 VariableName = Annotated[
     str, BeforeValidator(_variable), WithJsonSchema({"type": "string", "pattern": f"^{_VARIABLE.pattern}$"})
 ]
 Yes = Annotated[bool, BeforeValidator(_yes), WithJsonSchema({"type": "boolean"})]
-Glob = Line
+Glob = Annotated[str, BeforeValidator(_glob), WithJsonSchema({"type": "string"})]

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +66,7 @@ class Connections:
         providers: Opened by whoever made this.
         spec_of: What to create for a record.
         content_of: The content of a snapshot for a provider.
+        make: Makes a new sandbox, and says what to tell about it.
     """
 
     def __init__(
@@ -75,11 +76,14 @@ class Connections:
         *,
         spec_of: Callable[[SandboxRecord], SandboxSpec],
         content_of: Callable[[SnapshotId, str], NativeContent],
+        make: Callable[[Provider, SandboxSpec], Awaitable[tuple[Sandbox, str]]],
     ) -> None:
         self._registry = registry
         self._providers = providers
         self._spec_of = spec_of
         self._content_of = content_of
+        self._make = make
+        self._told: dict[SandboxId, str] = {}
         self._connections: dict[SandboxId, _Connection] = {}
         self._locks: dict[SandboxId, anyio.Lock] = {}  # one connection is made per sandbox
         self._dead: list[Sandbox] = []
@@ -191,6 +195,8 @@ class Connections:
             directory=self._registry.directory(record.id),
         )
         connection = self._connections[record.id] = _Connection(live, found.stamp)
+        if told := self._told.pop(record.id, ""):
+            connection.notices.append(told)
         connection.notices += weak_limits(found.sandbox.capabilities, self._spec_of(record).limits)
         return connection
 
@@ -260,7 +266,9 @@ class Connections:
         spec = self._spec_of(record)
         try:
             if record.parent is None:
-                return await provider.create(spec)
+                sandbox, told = await self._make(provider, spec)
+                self._told[record.id] = told
+                return sandbox
             content = self._content_of(record.parent, record.provider)
             return await provider.restore(content, spec)
         except NotFoundError as error:

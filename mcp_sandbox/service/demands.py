@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.service.preparation import Preparation
 
 if TYPE_CHECKING:
     from mcp_sandbox.policy.command_rules import CommandPolicy
@@ -26,6 +27,8 @@ class Demands:
     """Whether somebody asked for a mode of the workspace, and not only got the usual one."""
     idle_s: float | None = None
     """After how long without a call processes end; `None` is never."""
+    preparation: Preparation = field(default_factory=Preparation)
+    """What is done in a new sandbox before anybody uses it."""
     commands: "tuple[CommandPolicy, ...]" = ()
     """What each layer says about commands."""
     notices: tuple[str, ...] = ()

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mcp_sandbox.core.globs import GlobFilter
 from mcp_sandbox.service.encodings import decode_line
-from mcp_sandbox.service.globs import GlobFilter
 from mcp_sandbox.service.paging import ANSWER_MAX_CHARS, ANSWER_MAX_LINES
 from mcp_sandbox.service.paths import display, label, shorten
 

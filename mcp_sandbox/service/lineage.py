@@ -1,11 +1,12 @@
 """Snapshots as a forest: each one under the one that its sandbox took or was restored to before."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mcp_sandbox.core.snapshot import Snapshot, SnapshotId
+from mcp_sandbox.store.record import SandboxRecord
 
-__all__ = ["Branch", "lineage"]
+__all__ = ["Branch", "lineage", "parents_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +43,12 @@ def lineage(snapshots: Sequence[Snapshot], here: SnapshotId | None) -> Sequence[
         below = children.get(ids[snapshot], [])
         pending.extend((child, depth + (len(below) > 1)) for child in reversed(below))
     return branches
+
+
+def parents_of(records: Iterable[SandboxRecord]) -> "dict[SnapshotId, list[str]]":
+    """Return the snapshots that sandboxes go on from, with the names or ids of those."""
+    there: dict[SnapshotId, list[str]] = {}
+    for record in records:
+        if record.parent is not None:
+            there.setdefault(record.parent, []).append(record.name or record.id[:12])
+    return there

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import FileInfo, FileKind, ListRequest, StatRequest
+from mcp_sandbox.core.globs import glob_regex, has_magic, pruned_for, skipped, split_glob
 from mcp_sandbox.core.provider import Sandbox
-from mcp_sandbox.service.globs import glob_regex, has_magic, pruned_for, skipped, split_glob
 from mcp_sandbox.service.paging import ANSWER_MAX_CHARS, ANSWER_MAX_LINES
 from mcp_sandbox.service.paths import display, label, resolve, shorten
 

@@ -8,9 +8,9 @@ import posixpath
 from typing import Any, cast
 
 from mcp_sandbox.core.exec import ExecRequest, Exited, StreamName, Termination
+from mcp_sandbox.core.globs import asks_for_hidden, pruned_for
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.service.findings import LINE_MAX_BYTES, Findings, FoundLine, OutputMode, SearchQuery
-from mcp_sandbox.service.globs import asks_for_hidden, pruned_for
 
 __all__ = ["search_with_ripgrep"]
 

@@ -15,7 +15,7 @@ from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.service.all_or_none import all_or_none
-from mcp_sandbox.service.announcing import Asked, about_another, about_configuration
+from mcp_sandbox.service.announcing import Asked, about_another, about_configuration, require_denied
 from mcp_sandbox.service.behind import Behind
 from mcp_sandbox.service.connections import Connections, LiveSandbox
 from mcp_sandbox.service.contents import Contents
@@ -23,8 +23,10 @@ from mcp_sandbox.service.demands import Demands
 from mcp_sandbox.service.fallback import first_usable
 from mcp_sandbox.service.housekeeping import Housekeeping
 from mcp_sandbox.service.images import image_name
+from mcp_sandbox.service.lineage import parents_of
 from mcp_sandbox.service.naming import check_new
 from mcp_sandbox.service.opened import OpenProviders
+from mcp_sandbox.service.preparing import PATIENCE_S, Preparer
 from mcp_sandbox.service.summaries import SandboxSummary, summaries
 from mcp_sandbox.service.templates import new_record, records_like, spec_for
 from mcp_sandbox.store.identity import ID_PATTERN, new_sandbox_id
@@ -86,12 +88,14 @@ class SandboxService:
         self.contents = Contents(snapshots, self._providers, self._passing_spec, provider)
         self._connections = Connections(
             registry, self._providers, spec_of=self._spec, content_of=self.contents.here,
+            make=lambda provider, spec: self._preparer.make(provider, spec, self.demands),
         )  # fmt: skip
         self.housekeeping = Housekeeping(
             registry=registry, snapshots=snapshots, providers=self._providers, connections=self._connections,
             principal=owner.principal,
         )  # fmt: skip
         self.behind = Behind()
+        self._preparer = Preparer(snapshots, owner, patience_s=None if everywhere else PATIENCE_S)
         self._default: SandboxId | None = None
         self._finding_default = anyio.Lock()  # of many first calls, one looks for the default sandbox
 
@@ -99,12 +103,14 @@ class SandboxService:
         """Return itself."""
         await self._providers.__aenter__()
         await self.behind.__aenter__()
+        await self._preparer.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Let go of everything; what exists goes on existing."""
+        await self._preparer.__aexit__(None, None, None)
         await self.behind.__aexit__(None, None, None)
         await self._connections.close_all()
         await self._providers.__aexit__(None, None, None)
@@ -273,11 +279,8 @@ class SandboxService:
 
     async def parents(self) -> "dict[SnapshotId, list[str]]":
         """Return the snapshots that sandboxes of this principal go on from, with the names or ids of those."""
-        there: dict[SnapshotId, list[str]] = {}
-        for record in await to_thread.run_sync(lambda: self._registry.list(principal=self.owner.principal)):
-            if record.parent is not None:
-                there.setdefault(record.parent, []).append(record.name or record.id[:12])
-        return there
+        records = await to_thread.run_sync(lambda: self._registry.list(principal=self.owner.principal))
+        return parents_of(records)
 
     async def snapshot(self, prefix: str) -> StoredSnapshot:
         """Return the snapshot whose id begins with `prefix`; raises as `SnapshotStore.find`."""
@@ -300,6 +303,7 @@ class SandboxService:
         return self._connections.cached(record.id) or await self._connected(record)
 
     async def _connected(self, record: SandboxRecord, *, is_new: bool = False) -> LiveSandbox:
+        self._require_denied(record)
         live = await self._connections.connect(record, is_new=is_new)
         if live is None:
             raise NotFoundError(
@@ -308,6 +312,10 @@ class SandboxService:
             )  # fmt: skip
         return live
 
+    def _require_denied(self, record: SandboxRecord) -> None:
+        if record.owner == self.owner:  # of other projects this one's manifest says nothing
+            require_denied(record, self._template.denied)
+
     async def _open_default(self) -> LiveSandbox:
         async with self._finding_default:
             if self._default is not None and (live := self._connections.cached(self._default)) is not None:
@@ -315,6 +323,7 @@ class SandboxService:
             gone = self._default
             for _ in range(_ATTEMPTS):
                 found = await self._registry.default_for(self.owner, self._new_default)
+                self._require_denied(found.record)
                 live = await self._connections.connect(found.record, is_new=found.is_new)
                 if live is not None:
                     return await self._announced(live, gone)

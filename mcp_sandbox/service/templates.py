@@ -26,6 +26,7 @@ def new_record(template: SandboxSpec, owner: Owner, provider: str) -> SandboxRec
         workspace=template.workspace.mode.value,
         limits=recorded_limits(template.limits),
         best_effort=template.best_effort,
+        denied=template.denied,
     )
 
 

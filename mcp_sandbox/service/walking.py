@@ -10,11 +10,11 @@ from anyio.abc import ByteReceiveStream
 
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import FileKind, ListRequest, ReadRequest
+from mcp_sandbox.core.globs import pruned_for, skipped
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.core.streams import BytesStream, Head, read_head
 from mcp_sandbox.service.encodings import BOMS, Encoding, is_binary_to_search
 from mcp_sandbox.service.findings import Findings, SearchQuery
-from mcp_sandbox.service.globs import pruned_for, skipped
 from mcp_sandbox.service.listing import TREE_DEPTH, TREE_MAX_ENTRIES
 from mcp_sandbox.service.matching import FileMatcher, SlowPatternError, compile_pattern
 from mcp_sandbox.service.reading import BLOCK_BYTES, SILENCE_S, first_block

@@ -63,6 +63,8 @@ class SandboxRecord:
     """By name of the field of `Limits`; empty if an old version did not note them."""
     best_effort: bool = False
     """Whether limits that cannot be enforced were accepted."""
+    denied: tuple[str, ...] = ()
+    """What of the project it cannot see: globs relative to it."""
 
     @property
     def owner(self) -> Owner:
@@ -105,6 +107,8 @@ class SandboxRecord:
 def _checked(name: str, value: object) -> Any:
     if name == "limits":
         return _checked_limits(value)
+    if name == "denied":
+        return _checked_names(value)
     expected = bool if name in ("is_default", "best_effort") else str
     if isinstance(value, expected) or (value is None and name in ("parent", "image")):
         return value
@@ -116,6 +120,14 @@ def _checked_limits(value: object) -> dict[str, float]:
     checked: dict[str, float] = {name: number for name, number in numbers.items() if isinstance(number, int | float)}
     if len(checked) != len(numbers) or any(number <= 0 for number in checked.values()):
         raise TypeError(f"limits is {value!r}")
+    return checked
+
+
+def _checked_names(value: object) -> tuple[str, ...]:
+    names = cast("list[object]", value) if isinstance(value, list) else [None]
+    checked = tuple(name for name in names if isinstance(name, str))
+    if len(checked) != len(names):
+        raise TypeError(f"denied is {value!r}")
     return checked
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from mcp_sandbox.core.capability import Facet
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, SnapshotCorruptError, StateError
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId
-from mcp_sandbox.store.atomic import Settle, settle_now, sweep_unfinished, write_once
+from mcp_sandbox.store.atomic import Settle, settle_now, sweep_unfinished, write_atomically, write_once
 from mcp_sandbox.store.attachments import Attachments
 from mcp_sandbox.store.encoding import decode, encode
 from mcp_sandbox.store.record import Owner
@@ -168,6 +168,30 @@ class SnapshotStore:
             return None
         mine = stored.owner.principal == principal and (is_whole or project in (None, stored.owner.project))
         return stored if mine else None
+
+    def setup(self, key: str) -> SnapshotId | None:
+        """Return what was noted for a preparation with this digest; `None` if nothing was."""
+        try:
+            return SnapshotId((self._directory / f"{key}.setup").read_text("ascii"))
+        except (FileNotFoundError, UnicodeDecodeError):
+            return None
+
+    def note_setup(self, key: str, snapshot_id: SnapshotId) -> None:
+        """Note the snapshot that a preparation with this digest ended in; empty if it changed nothing."""
+        write_atomically(self._directory / f"{key}.setup", snapshot_id.encode("ascii"), durable=False)
+
+    def forget_setup(self, key: str) -> None:
+        """Forget what was noted. No-op if nothing was."""
+        (self._directory / f"{key}.setup").unlink(missing_ok=True)
+
+    def setups(self) -> "dict[str, SnapshotId]":
+        """Return all that was noted, by digest."""
+        names = [path.stem for path in self._directory.glob("*.setup")]
+        return {name: found for name in names if (found := self.setup(name))}
+
+    def setup_lock(self) -> Path:
+        """Return the lock file to hold while something is prepared."""
+        return self._directory / "setup.lock"
 
     def sweep(self) -> None:
         """Remove what killed processes left unfinished."""

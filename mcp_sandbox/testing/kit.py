@@ -3,6 +3,7 @@
 from mcp_sandbox.testing.adoption import AdoptionContract
 from mcp_sandbox.testing.archives import ArchiveContract
 from mcp_sandbox.testing.confinement import ConfinementContract
+from mcp_sandbox.testing.denials import DenialContract
 from mcp_sandbox.testing.differences import DifferenceContract
 from mcp_sandbox.testing.directories import DirectoryContract
 from mcp_sandbox.testing.execution import ExecutionContract
@@ -30,6 +31,7 @@ class ProviderContract(
     MemoryContract,
     DifferenceContract,
     WorkspaceContract,
+    DenialContract,
     AdoptionContract,
     ConfinementContract,
     KernelContract,

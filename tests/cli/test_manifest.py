@@ -203,3 +203,32 @@ def test_a_workspace_that_is_another_one_is_refused_at_the_command_line(machine:
     done = machine.run("exec", "--workspace", "empty", "--", "true")
     assert (done.returncode, b"has the workspace mode 'overlay'" in done.stderr) == (2, True)
     machine.say("rm", "--own")
+
+
+def test_fs_11_what_a_manifest_denies_is_in_no_sandbox_old_or_new(machine: CommandLine) -> None:
+    (machine.project / "k.pem").write_text("canary-pem")
+    look = ("exec", "--", "sh", "-c", "cat k.pem; ls -A")
+    _write(machine, "name: x\n")
+    assert "canary-pem" in machine.say(*look), "nothing is denied yet"
+    _write(machine, "capabilities: {filesystem: {denied: ['**/*.pem', ~/.ssh/**, /etc/**]}}\n")
+    old = machine.run(*look)
+    assert (old.returncode, old.stdout) == (2, b"")
+    assert b"was made before **/*.pem was denied" in old.stderr
+    named = machine.sandboxes()[0]["id"]
+    assert machine.run("exec", "--sandbox", named, "--", "true").returncode == 2
+    machine.say("rm", "--own")
+    new = machine.run(*look)
+    assert (new.stdout, b"canary" in new.stderr) == (b"mcp-sandbox.yaml\n", False)
+    machine.say("rm", "--own")
+
+
+def test_denials_that_cannot_be_carried_out_are_refused_by_name(machine: CommandLine) -> None:
+    for text, key in (
+        ("denied: [/usr/bin/**]", "capabilities.filesystem.denied"),
+        ("allowed: [/workspace/src/**]", "capabilities.filesystem.allowed"),
+        ("denied: [../x]", "capabilities.filesystem.denied[0]"),
+    ):
+        _write(machine, f"capabilities: {{filesystem: {{{text}}}}}\n")
+        done = machine.run("exec", "--", "true")
+        assert (done.returncode, key.encode() in done.stderr) == (2, True), done.stderr
+    assert machine.sandboxes() == []

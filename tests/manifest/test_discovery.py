@@ -117,7 +117,7 @@ def test_cfg_05_a_users_file_that_cannot_be_used_is_no_empty_one(places: tuple[P
         ("environment: {wheels: /root}", "environment.wheels"),
         ("sandbox: {provider: memory}", "sandbox.provider"),
         ("capabilities: {filesystem: {allowed: ['/etc/**']}}", "capabilities.filesystem.allowed"),
-        ("capabilities: {filesystem: {allowed: ['/workspace/../../x']}}", "capabilities.filesystem.allowed"),
+        ("capabilities: {filesystem: {allowed: ['/workspace/../../x']}}", "capabilities.filesystem.allowed[0]"),
     ],
 )
 def test_cfg_06_what_no_project_may_say_is_refused_by_key_and_line(

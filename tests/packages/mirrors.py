@@ -20,19 +20,20 @@ until python3 -c "$answers" 2>/dev/null; do sleep 0.05; done
 """The beginning of a shell script that serves its first argument until it ends."""
 
 
-def python_wheel() -> bytes:
+def python_wheel(name: str = "greet") -> bytes:
     """Return a wheel of a package with a program."""
+    facts = f"{name}-1.0.dist-info"
     files = {
-        "greet/__init__.py": b"def main():\n    print('good day from python')\n",
-        "greet-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: greet\nVersion: 1.0\n",
-        "greet-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "greet-1.0.dist-info/entry_points.txt": b"[console_scripts]\ngreet = greet:main\n",
+        f"{name}/__init__.py": b"def main():\n    print('good day from python')\n",
+        f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode(),
+        f"{facts}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{facts}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n".encode(),
     }
     lines = [
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},{len(content)}"
         for name, content in files.items()
     ]
-    files["greet-1.0.dist-info/RECORD"] = "\n".join([*lines, "greet-1.0.dist-info/RECORD,,", ""]).encode()
+    files[f"{facts}/RECORD"] = "\n".join([*lines, f"{facts}/RECORD,,", ""]).encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as wheel:
         for name, content in files.items():

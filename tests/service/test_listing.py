@@ -8,7 +8,7 @@ import pytest
 from file_world import World, open_world
 
 from mcp_sandbox.core.errors import InvalidRequestError
-from mcp_sandbox.service.globs import GlobFilter, glob_regex, split_glob
+from mcp_sandbox.core.globs import GlobFilter, glob_regex, split_glob
 
 
 @pytest.fixture(params=["memory", "local"])

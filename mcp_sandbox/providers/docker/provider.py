@@ -119,6 +119,7 @@ class DockerProvider(Provider):
             runtimes=facts.runtimes,
             runtime=runtime or facts.default_runtime,
             workspaces=_WORKSPACES,
+            denies=frozenset({WorkspaceMode.OVERLAY, WorkspaceMode.COPY}),
             root_inside=False,
             owners=False,
         )

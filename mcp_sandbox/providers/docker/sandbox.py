@@ -198,7 +198,7 @@ class DockerSandbox(GuestSandbox[StreamCarrier]):
         if spec.workspace.source and spec.workspace.mode is not WorkspaceMode.MOUNT:
             if self._engine.states.has(spec.id):
                 raise StateError("Sandbox not created", why=f"{spec.id} exists already", fix="Choose another id")
-            await self._engine.bring_project(state, spec.id, spec.workspace.source)
+            await self._engine.bring_project(state, spec.id, spec.workspace.source, spec.denied)
         after = replace(
             state, id=spec.id, env={**state.env, **spec.env}, labels=dict(spec.labels), created_at=timestamp(),
             workspace=spec.workspace.mode.value, start_project=bool(spec.workspace.source),

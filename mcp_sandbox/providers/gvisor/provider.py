@@ -4,7 +4,16 @@ import secrets
 import time
 from typing import Self
 
-from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
+from mcp_sandbox.core.capability import (
+    Capabilities,
+    Facet,
+    Isolation,
+    NetworkMode,
+    Support,
+    Verb,
+    VerbSupport,
+    WorkspaceMode,
+)
 from mcp_sandbox.core.examination import Examination, Fence
 from mcp_sandbox.core.exec import ExecRequest
 from mcp_sandbox.core.leftovers import EXPIRES
@@ -52,6 +61,8 @@ class GvisorProvider(LayeredProvider[GvisorSandbox]):
             max_concurrent=256,
             keeps_fifos=False,
             owners=self._engine.identity.is_range,
+            denies=frozenset({WorkspaceMode.OVERLAY}),
+            base=self._engine.bases.name(),
         )
         return self
 

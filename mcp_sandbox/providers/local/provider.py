@@ -2,7 +2,16 @@
 
 from typing import Self
 
-from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, NetworkMode, Support, Verb, VerbSupport
+from mcp_sandbox.core.capability import (
+    Capabilities,
+    Facet,
+    Isolation,
+    NetworkMode,
+    Support,
+    Verb,
+    VerbSupport,
+    WorkspaceMode,
+)
 from mcp_sandbox.core.examination import Examination
 from mcp_sandbox.core.leftovers import KEEPER
 from mcp_sandbox.core.sandbox import SandboxSpec
@@ -47,6 +56,8 @@ class LocalProvider(LayeredProvider[LocalSandbox]):
             unenforced=self._engine.limiting.unenforced,
             max_concurrent=256,
             owners=self._engine.identity.is_range,
+            denies=frozenset({WorkspaceMode.OVERLAY}),
+            base=self._engine.bases.name(),
         )
         return self
 
