@@ -54,13 +54,13 @@ def _build_options(reader: argparse.ArgumentParser) -> None:
     reader.add_argument("--from", dest="system", metavar="SYSTEM", required=True, help="debian:SUITE or ubuntu:SUITE")
     reader.add_argument("--packages", metavar="A,B", default="", help="beside the smallest system, which has apt")
     reader.add_argument("--mirror", metavar="URL", default="", help="where packages come from")
-    reader.add_argument("--name", metavar="N", help="what to call it (default: SYSTEM+A+B)")
+    reader.add_argument("--name", metavar="N", help="what to call it (default: SYSTEM-A-B)")
     reader.add_argument("--fresh", action="store_true", help="build it again, with today's packages")
 
 
 async def _build(provider: Provider, options: argparse.Namespace) -> int:
     recipe = recipe_of(options.system, options.packages, options.mirror)
-    name = options.name or "+".join([options.system, *recipe.packages])
+    name = options.name or "-".join([options.system, *(name.replace("+", "") for name in recipe.packages)])
     print("mcp-sandbox: building; this takes a minute unless it was built before", file=sys.stderr)
     return _told(await provider.add_image(ImageRequest(name=name, recipe=recipe, fresh=options.fresh)))
 

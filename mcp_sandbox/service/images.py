@@ -13,7 +13,8 @@ from mcp_sandbox.core.provider import Provider
 
 __all__ = ["existing", "image_name", "is_path", "recipe_of", "suggested_name"]
 
-_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._+~-]+")
+_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9.-]+")
+"""In a name that every provider takes."""
 _ENDINGS: Final = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tzst)\Z")
 _SUGGESTED_CHARACTERS: Final = 60
 _PATHS: Final = ("/", "./", "../", "~")
@@ -33,7 +34,7 @@ async def image_name(provider: Provider, image: str) -> str:
     if not is_path(image):
         return image
     source = await to_thread.run_sync(existing, image)
-    name = f"{suggested_name(source)}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
+    name = f"{suggested_name(source).lower()}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     return (await provider.add_image(ImageRequest(name=name, source=str(source)))).name
 
 
@@ -65,7 +66,7 @@ def existing(path: str) -> Path:
 
 def suggested_name(source: Path) -> str:
     """Return what an image from a path can be called."""
-    plain = _UNUSUAL.sub("-", _ENDINGS.sub("", source.name)).strip("-._+~")
+    plain = _UNUSUAL.sub("-", _ENDINGS.sub("", source.name)).strip("-.")
     return plain[:_SUGGESTED_CHARACTERS] or "image"
 
 

@@ -18,12 +18,14 @@ from mcp_sandbox.core.capability import Capabilities, Facet, NetworkMode, Suppor
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, StartState, State
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxError, UnsupportedError
 from mcp_sandbox.core.examination import Examination, Shortcoming
+from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.leftovers import EXPIRES, Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import NativeContent
 from mcp_sandbox.engines.docker_container import NOT_COMPARED, ImageFacts, container_name
 from mcp_sandbox.engines.docker_engine import DockerEngine
+from mcp_sandbox.engines.docker_images import DockerImages
 from mcp_sandbox.engines.docker_leftovers import collect_containers
 from mcp_sandbox.engines.docker_mounting import require_mounted
 from mcp_sandbox.engines.docker_runtime import found_runtime
@@ -82,6 +84,7 @@ class DockerProvider(Provider):
     async def __aenter__(self) -> Self:
         self._engine = await DockerEngine.open(self._root, self._environ)
         self._snapshots = DockerSnapshots(self._engine)
+        self._images = DockerImages(self._engine.client, self._root)
         self._capabilities = self._capabilities_on(self._runtime)
         return self
 
@@ -108,6 +111,9 @@ class DockerProvider(Provider):
                     Support.EMULATED, "snapshots, and what a sandbox started as, are started for it"
                 ),
                 Verb.ADOPT: VerbSupport(Support.NATIVE),
+                Verb.IMAGES: VerbSupport(
+                    Support.NATIVE, "the engine's; directories, tar archives, built by debootstrap"
+                ),
             },
             snapshot_holds=frozenset({Facet.FILES}),
             workspace_copied=True,
@@ -144,6 +150,15 @@ class DockerProvider(Provider):
                 await self.destroy(spec.id)
             raise
         return sandbox
+
+    async def images(self) -> Sequence[Image]:
+        return await self._images.list()
+
+    async def add_image(self, request: ImageRequest) -> Image:
+        return await self._images.add(request)
+
+    async def remove_image(self, name: str) -> None:
+        await self._images.remove(name)
 
     async def examine(self) -> Examination:
         facts, client = self._engine.facts, self._engine.client
