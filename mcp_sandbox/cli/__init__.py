@@ -44,6 +44,7 @@ COMMANDS = {
     "gc": Command("mcp_sandbox.cli.gc", "remove what killed processes left behind"),
     "snapshot": Command("mcp_sandbox.cli.snapshot", "create, list, restore, delete, export and import snapshots"),
     "image": Command("mcp_sandbox.cli.image", "build, import, list and remove what sandboxes start from"),
+    "init": Command("mcp_sandbox.cli.init", "write a manifest for what is found in a project"),
     "manifest": Command("mcp_sandbox.cli.manifest", "check and explain what a project's manifest says"),
     "policy": Command("mcp_sandbox.cli.policy", "say what holds for sandboxes here, and who said it"),
     "trust": Command("mcp_sandbox.cli.trust", "say yes to a project's manifest as it is now"),

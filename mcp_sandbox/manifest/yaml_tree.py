@@ -97,7 +97,7 @@ class _Reading:
             raise self._refused(event, f"it has more than {_MOST_NODES} keys and entries")
         self._lines.setdefault(place, event.start_mark.line + 1)
         if isinstance(event, yaml.ScalarEvent):
-            return None if event.style is None and event.value in _NOTHING else event.value
+            return None if not event.style and event.value in _NOTHING else event.value
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(events, place)
         return self._mapping(events, place)

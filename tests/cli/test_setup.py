@@ -181,18 +181,12 @@ def test_a_ready_manifest_runs_on_the_embedded_engine(machine: CommandLine, path
     _wheels(own, "openai", "anthropic")
     with open(path, encoding="utf-8") as file:
         _write(own, file.read())
-    options = ("--provider", "local", "--network", "none")
-    ran = own.run(
-        "exec",
-        *options,
-        "--",
-        "sh",
-        "-c",
-        "ls /workspace; python3 -c 'import openai, anthropic' 2>/dev/null && echo both",
-    )
+    # The first manifest allows git and asks about most other programs, which nobody can answer here.
+    look = ("git", "-C", "/usr/local/lib", "grep", "--no-index", "-l", "good day from python")
+    ran = own.run("exec", "--provider", "local", "--network", "none", "--", *look)
     if b"environment.runtime" in ran.stderr:
         pytest.skip(ran.stderr.decode())
-    assert ran.returncode in (0, 1), ran.stderr.decode()
-    assert b"mcp-sandbox.yaml" in ran.stdout
-    assert (b"both" in ran.stdout) == ("dependencies" in (own.project / "mcp-sandbox.yaml").read_text())
+    installed = "- openai" in (own.project / "mcp-sandbox.yaml").read_text()
+    assert ran.returncode == (0 if installed else 1), ran.stderr.decode()
+    assert ({b"openai", b"anthropic"} <= set(ran.stdout.replace(b"\n", b"/").split(b"/"))) is installed
     own.say("rm", "--own")

@@ -165,6 +165,10 @@ def test_what_is_told_of_a_hostile_key_can_be_shown_to_a_person() -> None:
     assert str(caught.value).isprintable()
 
 
+def test_a_group_without_keys_says_nothing() -> None:
+    assert values("name: x\nenvironment:\n  # image: dev\nlimits: ~\nenv: null\n") == {"name": "x"}
+
+
 def test_flat_and_nested_are_each_others_inverse() -> None:
     text = """
     sandbox: {provider: docker, options: {docker: {runtime: runsc}}, resources: {memory: 1GiB}}
