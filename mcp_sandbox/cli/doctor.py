@@ -152,7 +152,7 @@ async def _examined(finding: _Finding, provider: Provider) -> None:
         raise ProviderError(
             "This machine does not keep its sandboxes apart",
             why=", ".join(f"{fence.name} ({fence.detail})" for fence in examination.broken),
-            fix="Use another machine for now, and report this; until then no sandbox is handed out",
+            fix="Use another provider or another machine for now, and report this",
         )
 
 

@@ -153,6 +153,24 @@ async def test_doctor_learns_what_the_engine_is_and_what_it_cannot_limit(
     assert "limit inodes is not enforced" in [lack.what for lack in found.shortcomings]
 
 
+async def test_doctor_attacks_a_throw_away_container(
+    provider: DockerProvider, dockerd: Dockerd, tmp_path: Path
+) -> None:
+    """Every fence holds, around a kernel of its own, too, and nothing is left; a missing image is not pulled."""
+    for runtime in ("runc", "runsc"):
+        if runtime in ("runc", *dockerd.runtimes):
+            async with provider_on(dockerd, tmp_path / "state", runtime=runtime) as examined:
+                found = await examined.examine()
+                assert [(fence.name, fence.detail) for fence in found.broken] == []
+                assert len(found.fences) == 12
+    assert not await provider.list()
+    async with provider_on(dockerd, tmp_path / "other", image="not-here:latest") as without:
+        found = await without.examine()
+        assert not found.fences
+        assert found.shortcomings[0].what == "no fence was tried"
+        assert "docker pull not-here:latest" in found.shortcomings[0].fix
+
+
 # -- the dead-man switch
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +17,22 @@ import anyio
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, NetworkMode, Support, Verb, VerbSupport
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, StartState, State
-from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, SandboxError, UnsupportedError
-from mcp_sandbox.core.examination import Examination, Shortcoming
+from mcp_sandbox.core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ProviderUnavailableError,
+    SandboxError,
+    UnsupportedError,
+)
+from mcp_sandbox.core.examination import Examination, Fence, Shortcoming
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.leftovers import EXPIRES, Leftover, Remembered
 from mcp_sandbox.core.provider import Provider, Sandbox
-from mcp_sandbox.core.sandbox import SandboxId, SandboxInfo, SandboxSpec, SandboxState, Workspace, WorkspaceMode
+from mcp_sandbox.core.sandbox import Limits, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import NativeContent
 from mcp_sandbox.engines.docker_container import NOT_COMPARED, ImageFacts, container_name
 from mcp_sandbox.engines.docker_engine import DockerEngine
+from mcp_sandbox.engines.docker_fences import PIDS, tried
 from mcp_sandbox.engines.docker_images import DockerImages
 from mcp_sandbox.engines.docker_leftovers import collect_containers
 from mcp_sandbox.engines.docker_mounting import require_mounted
@@ -173,7 +181,27 @@ class DockerProvider(Provider):
             Shortcoming(what=f"limit {name} is not enforced", why=gap.why, fix=gap.fix)
             for name, gap in facts.unenforced.items()
         ]
-        return Examination(facts=told, shortcomings=lacks)
+        began = time.perf_counter()
+        try:
+            fences = await self._fences()
+        except InvalidRequestError as error:  # no image: it is not for an examination to pull one
+            return Examination(
+                facts=told, shortcomings=[Shortcoming(what="no fence was tried", why=error.why, fix=error.fix), *lacks]
+            )
+        took = round((time.perf_counter() - began) * 1000, 1)
+        return Examination(facts=told, shortcomings=lacks, fences=fences, milliseconds={"self-test": took})
+
+    async def _fences(self) -> Sequence[Fence]:
+        """Attack a throw-away sandbox from inside."""
+        image = await self._engine.puller.facts(self._image, fetch=False)
+        sandbox = await self._passing(image, self._runtime, limits=Limits(pids=PIDS))
+        try:
+            own_kernel = self._engine.facts.has_own_kernel(self._runtime)
+            return await tried(sandbox, sandbox.environment, machine=image.machine, own_kernel=own_kernel)
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
+                await sandbox.aclose()
+                await self.destroy(sandbox.id)
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
         return await self._attached(sandbox_id)
@@ -267,11 +295,15 @@ class DockerProvider(Provider):
                 raise
         return sandbox
 
-    async def _passing(self, image: ImageFacts, runtime: str | None, ref: str = "") -> DockerSandbox:
+    async def _passing(
+        self, image: ImageFacts, runtime: str | None, ref: str = "", limits: Limits | None = None
+    ) -> DockerSandbox:
         """Make a sandbox to look at, whose times nobody sees; a kernel of its own gets its FIFOs with them."""
         expires = (datetime.now(UTC) + timedelta(seconds=_PASSING_S)).isoformat(timespec="milliseconds")
         name = SandboxId(f"looking-{secrets.token_hex(12)}")
-        spec = SandboxSpec(id=name, runtime=runtime, best_effort=True, labels={EXPIRES: expires})
+        spec = SandboxSpec(
+            id=name, runtime=runtime, limits=limits or Limits(), best_effort=True, labels={EXPIRES: expires}
+        )
         times = await self._snapshots.times(ref) if ref and self._engine.facts.has_own_kernel(runtime) else b""
         return await self._made(spec, image, times)
 
