@@ -182,7 +182,7 @@ class LimitContract(Contract):
     async def test_res01_a_command_that_cannot_start_all_its_processes_says_why(self, limited: Limited) -> None:
         """RES-01."""
         async with limited("pids") as sandbox:
-            result = (await sh(sandbox, "for n in $(seq 200); do sleep 2 & done; wait")).result
+            result = (await sh(sandbox, "for n in $(seq 200); do sleep 4 & done; wait")).result
             assert result.exit_code not in (0, None)
             assert result.termination is Termination.PIDS
             assert "64" in result.detail

@@ -1,65 +1,140 @@
 """The contract, run against containers of real engines: Docker, Docker with gVisor as runtime, Podman.
 
-The whole of it runs on Docker. On the others a run of all tests leaves out what is the agent's alone, which is the same
-program there: `MCP_SANDBOX_CONTRACT=whole` runs that as well (10 minutes more).
+The whole of it runs on Docker. On the others a run of all tests leaves out what their kernel or engine has no part in:
+`MCP_SANDBOX_CONTRACT=whole` runs that as well. A container costs half a second and more, so tests of commands, files
+and processes share one, which is emptied between them.
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
 import pytest
 
-from mcp_sandbox.core.provider import Provider
+from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.core.exec import ExecRequest
+from mcp_sandbox.core.files import RemoveRequest
+from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.providers.docker import DockerProvider
 from mcp_sandbox.testing.archives import ArchiveContract
+from mcp_sandbox.testing.differences import DifferenceContract
 from mcp_sandbox.testing.directories import DirectoryContract
+from mcp_sandbox.testing.driving import entries, new_spec
 from mcp_sandbox.testing.execution import ExecutionContract
 from mcp_sandbox.testing.files import FileContract
+from mcp_sandbox.testing.kernel import KernelContract
 from mcp_sandbox.testing.kit import ProviderContract
 from mcp_sandbox.testing.ports import PortContract
+from mcp_sandbox.testing.trees import ProcessTreeContract
 from tests.containers.engines import Dockerd, Engine, Podman
 
 __all__ = ["TestDocker", "TestDockerOnGvisor", "TestPodman"]
 
 _OF_THE_AGENT: Final = (ArchiveContract, DirectoryContract, ExecutionContract, FileContract, PortContract)
+_OF_THE_KERNEL: Final = (KernelContract, ProcessTreeContract)
+_SHARING: Final = (*_OF_THE_AGENT, *_OF_THE_KERNEL)
+"""Whose tests are content with a sandbox that others had."""
 
 
-def _provider(engine: Engine, directory: Path, runtime: str | None = None) -> DockerProvider:
-    environ = {"DOCKER_HOST": engine.host, "HOME": str(directory)}
-    return DockerProvider(directory / "state", image=engine.base, runtime=runtime, environ=environ)
+@dataclass(slots=True)
+class _Shared:
+    """A sandbox that is handed from test to test."""
+
+    directory: Path
+    engine: Engine | None = None
+    sandbox: SandboxId | None = None
 
 
-class TestDocker(ProviderContract):
-    """Skipped, as those below, where no such engine can be started."""
+@pytest.fixture(scope="class")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Shared]:
+    """What tests of commands, files and processes share."""
+    shared = _Shared(tmp_path_factory.mktemp("shared"))
+    yield shared
+    if shared.engine is not None and shared.sandbox is not None:
+        shared.engine.run("rm", "--force", f"mcp-sandbox-{shared.sandbox}")
 
-    @pytest.fixture
-    async def provider(self, dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Provider]:
-        """A provider on an engine of our own."""
-        async with _provider(dockerd, tmp_path) as provider:
-            yield provider
+
+async def _empty(sandbox: Sandbox) -> None:
+    """End everything in a sandbox, and remove what lies where tests write."""
+    async with await sandbox.exec(ExecRequest(argv=("sh", "-c", "kill -9 -1"))) as execution:
+        await execution.wait()
+    for place in ("/workspace", "/tmp"):
+        for name in await entries(sandbox, place):
+            await sandbox.remove(RemoveRequest(path=f"{place}/{name}", recursive=True))
 
 
-class _OtherEngineContract(ProviderContract):
-    """What an engine can change, and what it is known to change."""
+class _ContainerContract(ProviderContract):
+    """On one engine and runtime."""
 
+    runtime: ClassVar[str | None] = None
+    left_out: ClassVar[tuple[type, ...]] = ()
+    """What runs only if the whole contract was asked for."""
     odd: ClassVar[dict[str, str]] = {}
     """Names of tests that cannot pass there, with the parameter if it is that one only, and why."""
 
-    @pytest.fixture(autouse=True)
-    def chosen(self, request: pytest.FixtureRequest) -> None:
-        """Skip what is odd there, and what is the agent's."""
-        if reason := self.odd.get(request.node.originalname) or self.odd.get(request.node.name):
+    @pytest.fixture
+    def engine(self) -> Engine:
+        """Override: an engine of our own."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def contract(self, request: pytest.FixtureRequest) -> type:
+        """The class that the test belongs to; skipped if it is not for this engine."""
+        name = request.node.originalname
+        if reason := self.odd.get(name) or self.odd.get(request.node.name):
             pytest.skip(reason)
-        contract = next(kind for kind in type(self).__mro__ if request.node.originalname in vars(kind))
-        if contract in _OF_THE_AGENT and os.environ.get("MCP_SANDBOX_CONTRACT") != "whole":
-            pytest.skip("the agent is the same on every engine: MCP_SANDBOX_CONTRACT=whole runs it here, too")
+        contract = next(kind for kind in type(self).__mro__ if name in vars(kind))
+        if contract in self.left_out and os.environ.get("MCP_SANDBOX_CONTRACT") != "whole":
+            pytest.skip("the engine has no part in it: MCP_SANDBOX_CONTRACT=whole runs it here, too")
+        return contract
+
+    @pytest.fixture
+    async def provider(
+        self, contract: type, engine: Engine, shared: _Shared, tmp_path: Path
+    ) -> AsyncIterator[Provider]:
+        """A provider on the engine."""
+        shared.engine = engine
+        directory = shared.directory if contract in _SHARING else tmp_path
+        environ = {"DOCKER_HOST": engine.host, "HOME": str(directory)}
+        async with DockerProvider(
+            directory / "state", image=engine.base, runtime=self.runtime, environ=environ
+        ) as provider:
+            yield provider
+
+    @pytest.fixture
+    async def sandbox(self, contract: type, provider: Provider, shared: _Shared) -> AsyncIterator[Sandbox]:
+        """A new sandbox that asks for nothing undeclared, or one as good as new."""
+        sandbox = await provider.attach(shared.sandbox) if shared.sandbox and contract in _SHARING else None
+        shared.sandbox = None
+        async with sandbox or await provider.create(new_spec(provider.capabilities)) as sandbox:
+            yield sandbox
+            if contract in _SHARING:
+                try:
+                    await _empty(sandbox)
+                    shared.sandbox = sandbox.id
+                    return
+                except (SandboxError, OSError):
+                    pass  # the next one gets another one
+        await provider.destroy(sandbox.id)
 
 
-class TestDockerOnGvisor(_OtherEngineContract):
+class TestDocker(_ContainerContract):
+    """Skipped, as those below, where no such engine can be started."""
+
+    @pytest.fixture
+    def engine(self, dockerd: Dockerd) -> Engine:
+        """Docker Engine."""
+        return dockerd
+
+
+class TestDockerOnGvisor(_ContainerContract):
     """The same engine, with a kernel between programs and the host's."""
 
+    runtime = "runsc"
+    left_out = _OF_THE_AGENT
     odd: ClassVar = {
         "test_b010_a_deadline_kills_the_whole_tree[a tree that is stopped]": "gVisor ends what is stopped in a process "
         "group without a parent in its session: SIGHUP; `test_closing_a_live_command_ends_its_tree` kills that tree",
@@ -68,23 +143,22 @@ class TestDockerOnGvisor(_OtherEngineContract):
     }
 
     @pytest.fixture
-    async def provider(self, dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Provider]:
-        """A provider whose sandboxes run on `runsc`."""
+    def engine(self, dockerd: Dockerd) -> Engine:
+        """Docker Engine that knows runsc."""
         if "runsc" not in dockerd.runtimes:
             pytest.skip("no runsc here: tests/containers/install-runsc")
-        async with _provider(dockerd, tmp_path, "runsc") as provider:
-            yield provider
+        return dockerd
 
 
-class TestPodman(_OtherEngineContract):
+class TestPodman(_ContainerContract):
     """Rootless where the tests are."""
 
+    left_out = (*_OF_THE_AGENT, *_OF_THE_KERNEL, DifferenceContract)
     odd: ClassVar = {
         "test_the_project_is_there_with_modes_times_and_links": "Podman unpacks with times in microseconds",
     }
 
     @pytest.fixture
-    async def provider(self, podman: Podman, tmp_path: Path) -> AsyncIterator[Provider]:
-        """A provider on Podman's socket."""
-        async with _provider(podman, tmp_path) as provider:
-            yield provider
+    def engine(self, podman: Podman) -> Engine:
+        """Podman's service."""
+        return podman
