@@ -62,7 +62,47 @@ async def _timed_async(samples: Samples, row: str, act: Callable[[], Awaitable[A
     return result
 
 
-def _through_mcp(engine: Dockerd, home: Path, times: int) -> Samples:
+class Plain:
+    """What has the same effect without us, measured in turns with it: other work on the machine slows both."""
+
+    def __init__(self, engine: Dockerd) -> None:
+        import docker
+
+        self.samples: Samples = {}
+        self._client: Any = docker.DockerClient(base_url=engine.host)
+        self._image = engine.base
+        self._container = self._started(self._image)
+        self._container.exec_run(["sh", "-c", f"mkdir w && cd w && {FILL}"])
+
+    def _started(self, image: str) -> Any:
+        return self._client.containers.run(image, ["sleep", "1000"], detach=True, network_mode="none")
+
+    def life(self) -> None:
+        """Start a container and remove it."""
+        container = _timed(self.samples, "create", lambda: self._started(self._image))
+        _timed(self.samples, "destroy", lambda: container.remove(force=True))
+
+    def command(self) -> None:
+        """Run nothing."""
+        _timed(self.samples, "exec", lambda: self._container.exec_run("true"))
+
+    def file(self) -> None:
+        """Write a file and read it."""
+        _timed(self.samples, "file", lambda: _put_and_get(self._container))
+
+    def snapshot(self) -> None:
+        """Commit, and start from that."""
+        image = _timed(self.samples, "snapshot", lambda: self._container.commit())
+        again = _timed(self.samples, "restore", lambda: self._started(image.id))
+        again.remove(force=True)
+
+    def close(self) -> None:
+        """Remove what there is."""
+        self._container.remove(force=True)
+        self._client.close()
+
+
+def _through_mcp(engine: Dockerd, home: Path, times: int, plain: Plain) -> Samples:
     samples: Samples = {}
     serve = ("serve", "--provider", "docker", "--image", engine.base, "--tools", "full")
     text = "0123456789abcde\n" * 65_536
@@ -72,8 +112,11 @@ def _through_mcp(engine: Dockerd, home: Path, times: int) -> Samples:
         for number in range(times):
             _timed(samples, "create", lambda number=number: call(client, "sandbox_create", name=f"c{number}"))
             _timed(samples, "destroy", lambda number=number: call(client, "sandbox_destroy", sandbox=f"c{number}"))
-        for _ in range(5 * times):
+            plain.life()
+        for number in range(5 * times):
             _timed(samples, "exec", lambda: call(client, "exec", command="true"))
+            if number % 5 == 0:
+                plain.command()
         for _ in range(times):
             _timed(samples, "page", lambda: _page(client, text))
         call(client, "exec", command=FILL)
@@ -83,6 +126,7 @@ def _through_mcp(engine: Dockerd, home: Path, times: int) -> Samples:
             _timed(samples, "restore", lambda back=back: call(client, "snapshot_restore", snapshot=back))
             _timed(samples, "fork", lambda number=number: call(client, "sandbox_fork", name=f"f{number}"))
             call(client, "sandbox_destroy", sandbox=f"f{number}")
+            plain.snapshot()
     with WireClient(home, *serve, "--pool", "2", env=environ) as client:
         call(client, "sandbox_create", name="first")
         for number in range(times):
@@ -97,7 +141,7 @@ def _page(client: WireClient, text: str) -> None:
     call(client, "read_file", file_path="f.txt")
 
 
-async def _at_the_provider(engine: Dockerd, home: Path, times: int) -> Samples:
+async def _at_the_provider(engine: Dockerd, home: Path, times: int, plain: Plain) -> Samples:
     samples: Samples = {}
     environ = {"DOCKER_HOST": engine.host, "HOME": str(home)}
     async with DockerProvider(home / "state", image=engine.base, environ=environ) as provider:
@@ -111,40 +155,15 @@ async def _at_the_provider(engine: Dockerd, home: Path, times: int) -> Samples:
 
             for _ in range(5 * times):
                 await _timed_async(samples, "engine exec", lambda: run(sandbox, "true"))
-            for _ in range(2 * times):
+            for _ in range(times):
                 await _timed_async(samples, "file", both)
+                await asyncio.to_thread(plain.file)
             await run(sandbox, "sh", "-c", FILL)
             states = (StartState(sandbox=spec.id), LiveState(sandbox=spec.id))
             request = DiffRequest(before=states[0], after=states[1], paths=("/workspace",))
             for _ in range(3):
                 await _timed_async(samples, "diff", lambda: provider.diff(request))
         await provider.destroy(spec.id)
-    return samples
-
-
-def _plainly(engine: Dockerd, times: int) -> Samples:
-    import docker
-
-    samples: Samples = {}
-    client: Any = docker.DockerClient(base_url=engine.host)
-
-    def started(image: str) -> Any:
-        return client.containers.run(image, ["sleep", "1000"], detach=True, network_mode="none")
-
-    for _ in range(times):
-        container = _timed(samples, "create", lambda: started(engine.base))
-        _timed(samples, "destroy", lambda container=container: container.remove(force=True))
-    container = started(engine.base)
-    for _ in range(times):
-        _timed(samples, "exec", lambda: container.exec_run("true"))
-        _timed(samples, "file", lambda: _put_and_get(container))
-    container.exec_run(["sh", "-c", f"mkdir w && cd w && {FILL}"])
-    for _ in range(3):
-        image = _timed(samples, "snapshot", lambda: container.commit())
-        again = _timed(samples, "restore", lambda image=image: started(image.id))
-        again.remove(force=True)
-    container.remove(force=True)
-    client.close()
     return samples
 
 
@@ -177,9 +196,11 @@ def main() -> None:
     asked = options.parse_args()
     with Dockerd() as engine, tempfile.TemporaryDirectory() as scratch:
         engine.base  # noqa: B018 (imported now, and not in a sample)
-        ours = _through_mcp(engine, Path(scratch, "mcp"), asked.times)
-        ours |= asyncio.run(_at_the_provider(engine, Path(scratch, "provider"), asked.times))
-        plain = _plainly(engine, asked.times)
+        floor = Plain(engine)
+        ours = _through_mcp(engine, Path(scratch, "mcp"), asked.times, floor)
+        ours |= asyncio.run(_at_the_provider(engine, Path(scratch, "provider"), asked.times, floor))
+        plain = floor.samples
+        floor.close()
         theirs = _of_openai(engine, asked.agents, asked.times) if asked.agents else {}
     print("| what | mcp-sandbox | docker-py | ratio | openai-agents |\n|---|---:|---|---:|---:|")
     for row, what in ROWS.items():
