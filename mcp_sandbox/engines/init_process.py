@@ -15,7 +15,7 @@ import anyio
 from mcp_sandbox.core.errors import ProviderError
 from mcp_sandbox.hostfs.atomic import write_atomically
 
-__all__ = ["init_lives", "init_pid", "kill_init", "note_init", "wait_dead"]
+__all__ = ["init_lives", "init_pid", "kill_init", "note_end", "note_init", "wait_dead", "why_ended"]
 
 DEATH_S: Final = 10.0
 
@@ -24,6 +24,21 @@ def note_init(directory: Path, pid: int) -> None:
     """Remember in a sandbox's directory which process its init is."""
     record = {"pid": pid, "started": _start_time(pid), "boot": _boot()}
     write_atomically(directory / "init.json", json.dumps(record).encode(), durable=False)
+
+
+def note_end(directory: Path, why: str) -> None:
+    """Remember why a sandbox's init is about to be ended, for whoever runs commands in it."""
+    record = {"pid": init_pid(directory), "why": why}
+    write_atomically(directory / "ended.json", json.dumps(record).encode(), durable=False)
+
+
+def why_ended(directory: Path, pid: int | None) -> str:
+    """Return what was noted about the end of an init; empty if nothing was."""
+    try:
+        record = cast("dict[str, Any]", json.loads((directory / "ended.json").read_bytes()))
+        return str(record["why"]) if pid is not None and record["pid"] == pid else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def init_pid(directory: Path) -> int | None:

@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from mcp_sandbox.core.errors import SandboxGoneError
+from mcp_sandbox.core.errors import ProviderUnavailableError, SandboxGoneError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.engines.carrier import GuestRestarting
 from mcp_sandbox.engines.init_process import wait_dead
@@ -24,6 +24,7 @@ from mcp_sandbox.guest.wire import GoingReason, Type
 __all__ = ["capture_files", "stop_softly"]
 
 FAREWELL_S: Final = 2.0
+_SILENT: Final = (GuestRestarting, SandboxGoneError, ProviderUnavailableError, TimeoutError)
 SMALL_FILES: Final = 1000
 SMALL_BYTES: Final = 16 << 20
 
@@ -71,6 +72,8 @@ async def _quiesce(engine: RunscEngine, outer: LocalCarrier) -> bool:
         inner = (await engine.reach(outer)).carrier
     except SandboxGoneError:
         return True
+    except ProviderUnavailableError:
+        return False
     try:
         await inner.request(Type.QUIESCE, b"")
     except OSError:
@@ -87,7 +90,7 @@ async def stop_softly(engine: RunscEngine, sandbox: SandboxId) -> None:
     outer = await engine.connect(sandbox)
     if outer is not None:
         try:
-            with contextlib.suppress(GuestRestarting, SandboxGoneError, TimeoutError), anyio.fail_after(FAREWELL_S):
+            with contextlib.suppress(*_SILENT), anyio.fail_after(FAREWELL_S):
                 inner = (await engine.reach(outer)).carrier
                 try:
                     await inner.request(Type.SHUTDOWN, struct.pack("<I", GoingReason.RESTART))

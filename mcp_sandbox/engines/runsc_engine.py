@@ -32,7 +32,7 @@ from mcp_sandbox.engines.plan import ENVIRONMENT, Volume
 from mcp_sandbox.engines.runsc import Runsc
 from mcp_sandbox.engines.runsc_plan import AGENT, CONTAINER, FACTS, SAVED, Places, command, description, runsc_plan
 from mcp_sandbox.engines.runsc_spool import supply_spool_files
-from mcp_sandbox.engines.seccomp import build_answers
+from mcp_sandbox.engines.seccomp import build_answers, build_small_filter
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.guest.binary import guest_binary
 
@@ -61,7 +61,8 @@ class RunscEngine(EmbeddedEngine):
 
     async def _open(self) -> None:
         await super()._open()
-        self._guest = await anyio.to_thread.run_sync(_install_guest, self.store.root)
+        small = build_small_filter(self.machine)
+        self._guest = await anyio.to_thread.run_sync(_install_guest, self.store.root, small)
 
     def build_filter(self) -> bytes:
         """Return what is answered to gVisor itself; what programs inside ask for never gets here."""
@@ -148,6 +149,7 @@ class RunscEngine(EmbeddedEngine):
 
         Raises:
             SandboxGoneError: gVisor does not run any more.
+            ProviderUnavailableError: It runs, and does not answer.
         """
         stream = ParkingStream(own := await self._enter(outer, "plug", f"{AGENT}/run", "0"))
         try:
@@ -179,20 +181,21 @@ class RunscEngine(EmbeddedEngine):
         return ExecutionStream(await outer.exec(ExecRequest(argv=argv, cwd="/", stdin=True), _ENVIRONMENT))
 
 
-def _install_guest(root: Path) -> str:
+def _install_guest(root: Path, commands_filter: bytes) -> str:
     """Put the guest agent where runsc can show it; return that directory, relative to the store. Blocks.
 
     Its name says what it holds, so that it never changes below a sandbox that runs.
     """
-    program = guest_binary()
-    name = f"guest/{hashlib.sha256(program).hexdigest()[:16]}"
+    held = {"guest": guest_binary(), "filter": commands_filter}
+    name = f"guest/{hashlib.sha256(b''.join(held.values())).hexdigest()[:16]}"
     if not (root / name).exists():
         made = root / "guest" / secrets.token_hex(8)
         (made / "run").mkdir(parents=True)
-        (made / "guest").write_bytes(program)
-        for path in (made.parent, made, made / "run", made / "guest"):
+        for file, content in held.items():
+            (made / file).write_bytes(content)
+            os.utime(made / file, (0, 0))
+        for path in (made.parent, made, *made.iterdir()):
             path.chmod(0o755)
-        os.utime(made / "guest", (0, 0))
         with contextlib.suppress(OSError):  # somebody else was faster
             made.rename(root / name)
     return name

@@ -41,12 +41,11 @@ _EVERYTHING: Final = (1 << 41) - 1
 _NOSUID, _NODEV, _NOEXEC, _READ_ONLY = 2, 4, 8, 1
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 _NUMBERS: Final = {
-    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8,
-    "NET_BIND_SERVICE": 10, "SYS_CHROOT": 18, "SYS_ADMIN": 21,
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7,
+    "NET_BIND_SERVICE": 10, "SYS_CHROOT": 18,
 }  # fmt: skip
-_FIRST_STEPS: Final = 1 << 8 | 1 << 21
-"""What the guest agent gives up once it has limited the processes."""
-_PIDS_LEAST: Final = 8
+_OWN_TASKS: Final = 1024
+"""Threads of gVisor itself, far more than it has ever had."""
 _FLAGS: Final = (
     "--platform=systrap", "--dcache=0", "--ignore-cgroups", "--network=none", "--overlay2=none",
     "--file-access=exclusive", "--file-access-mounts=exclusive", "--host-uds=none", "--host-fifo=none",
@@ -79,7 +78,7 @@ def runsc_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, pl
     shown = [(places.guest, _GUEST, _READ_ONLY), (places.bundle, _BUNDLE, _READ_ONLY), (places.images, IMAGES, 0)]
     if places.saved is not None:
         shown.append((places.saved, SAVED, _READ_ONLY))
-    host_limits = replace(limits, pids=None, open_files=None)  # of the programs inside, not of gVisor's threads
+    host_limits = replace(limits, pids=_host_tasks(limits.pids), open_files=None)
     parts = [
         tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{_EVERYTHING:x}"),
         id_tokens(identity),
@@ -105,8 +104,7 @@ def _below_root(volume: Volume) -> Volume:
 
 def description(limits: Limits, environment: Mapping[str, str]) -> bytes:
     """Return the OCI description of the sandbox, `config.json`."""
-    held = [f"CAP_{name}" for name, number in _NUMBERS.items() if (CAPABILITIES | _FIRST_STEPS) >> number & 1]
-    pids = _refused_at(limits.pids) if limits.pids is not None else "max"
+    held = [f"CAP_{name}" for name, number in _NUMBERS.items() if CAPABILITIES >> number & 1]
     files = limits.open_files or 1 << 20
     config: dict[str, Any] = {
         "ociVersion": "1.0.0",
@@ -115,7 +113,7 @@ def description(limits: Limits, environment: Mapping[str, str]) -> bytes:
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": [f"{AGENT}/guest", "gvisor", str(pids), f"{AGENT}/run"],
+            "args": [f"{AGENT}/guest", "gvisor", str(limits.pids or 0), f"{AGENT}/run", f"{AGENT}/filter"],
             "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": "/",
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), held),
@@ -126,7 +124,6 @@ def description(limits: Limits, environment: Mapping[str, str]) -> bytes:
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": _TEMPORARY, "type": "bind", "source": f"{_ROOT}{_TEMPORARY}", "options": ["bind"]},
             {"destination": _SHARED, "type": "tmpfs", "source": "shm", "options": ["nosuid", "nodev", "mode=1777"]},
-            {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["rw"]},
             {"destination": AGENT, "type": "bind", "source": _GUEST, "options": ["bind", "ro"]},
             {"destination": f"{AGENT}/run", "type": "tmpfs", "source": "run", "options": ["mode=700"]},
         ],
@@ -136,9 +133,10 @@ def description(limits: Limits, environment: Mapping[str, str]) -> bytes:
     return json.dumps(config).encode()
 
 
-def _refused_at(most: int) -> int:
-    """Return when gVisor is to refuse a process, so that there are never more than `most`.
+def _host_tasks(pids: int | None) -> int | None:
+    """Return how many threads gVisor may have for programs that have so many.
 
-    It looks at how many have started, so that a burst overshoots by up to 20; four are our own, agent and bridges.
+    Each of them has a process and a thread of its own there. Programs find their limit inside; only those that become
+    one user after the other get past it, and as far as this, where gVisor ends.
     """
-    return max(most - max(24, most // 8), _PIDS_LEAST)
+    return None if pids is None else 3 * pids + _OWN_TASKS

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["build_answers", "build_filter", "system_call"]
+__all__ = ["build_answers", "build_filter", "build_small_filter", "system_call"]
 
 # name: (x86_64, aarch64); None where the architecture never had it
 _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
@@ -69,6 +69,7 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data
 _ARCHITECTURES: Final = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 _NEW_NAMESPACES: Final = 0x7E020000
+_NEW_USER_NAMESPACE: Final = 0x10000000
 _TERMINAL_INJECTION: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _ADDRESS_FAMILIES: Final = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK
 _PERSONALITIES: Final = (0, 8, 0x20000, 0xFFFFFFFF)
@@ -108,10 +109,10 @@ def _one_of(load: _Code, values: tuple[int, ...], matched: int, otherwise: int) 
     return [*load, *tests, _Step(_RETURN, otherwise), _Step(_RETURN, matched)]
 
 
-def _namespaces(index: int) -> _Code:
+def _namespaces(refused: int) -> _Code:
     return [
-        _argument(index),
-        _Step(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
+        _argument(0),
+        _Step(_ANY_BIT, refused, 0, 1),
         _Step(_RETURN, _EPERM),
         _Step(_RETURN, _ALLOW),
     ]
@@ -141,7 +142,7 @@ def _rules(column: int, *, one_id: bool) -> dict[int, _Code]:
     named |= {name: _give(_ENOSYS) for name in _ABSENT}
     if one_id:
         named |= {name: _give(_PRETEND) for name in _OWNERSHIP}
-    named["unshare"] = named["clone"] = _namespaces(0)
+    named["unshare"] = named["clone"] = _namespaces(_NEW_NAMESPACES)
     named["ioctl"] = _one_of([_argument(1)], _TERMINAL_INJECTION, _EPERM, _ALLOW)
     named["socket"] = _one_of([_argument(0)], _ADDRESS_FAMILIES, _ALLOW, _EAFNOSUPPORT)
     named["prlimit64"] = _limits()
@@ -176,6 +177,15 @@ def build_answers(machine: str, answers: Mapping[str, int]) -> bytes:
     column, _ = _ARCHITECTURES[machine]
     numbers = {_NUMBERS[name][column]: errno for name, errno in answers.items()}
     return _program(machine, {number: _give(_ERRNO | errno) for number, errno in numbers.items() if number is not None})
+
+
+def build_small_filter(machine: str) -> bytes:
+    """Return a program for commands of a kernel of their own: that kernel's limits end at a new user namespace."""
+    column, _ = _ARCHITECTURES[machine]
+    named = {"unshare": _namespaces(_NEW_USER_NAMESPACE), "clone": _namespaces(_NEW_USER_NAMESPACE)}
+    named |= {"clone3": _give(_ENOSYS)}  # its flags lie where no filter looks
+    numbers = {_NUMBERS[name][column]: code for name, code in named.items()}
+    return _program(machine, {number: code for number, code in numbers.items() if number is not None})
 
 
 def build_filter(machine: str, *, one_id: bool) -> bytes:

@@ -16,7 +16,7 @@ from mcp_sandbox.engines.carrier import Duplex, GuestRestarting, Reply, Sink, So
 from mcp_sandbox.engines.guest_execution import GuestExecution, command_payload, never_started, too_large
 from mcp_sandbox.engines.kernels import Kernel
 from mcp_sandbox.engines.sandbox_limits import SandboxLimits
-from mcp_sandbox.engines.stream_answers import reply, seen, verdict
+from mcp_sandbox.engines.stream_answers import greeting, reply, seen, verdict
 from mcp_sandbox.engines.stream_channels import (
     STDERR,
     STDOUT,
@@ -34,7 +34,6 @@ from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.wire import (
     MESSAGE_MAX,
     MORE,
-    PROTOCOL_VERSION,
     Frame,
     GoingReason,
     GuestProtocolError,
@@ -47,7 +46,6 @@ from mcp_sandbox.guest.wire import (
 __all__ = ["StreamCarrier"]
 
 _log = logging.getLogger(__name__)
-WELCOME_S: Final = 10.0
 HEARTBEAT_S: Final = 20.0
 SILENCE_S: Final = 75.0
 """Three heartbeats without an answer: the sandbox cannot be reached any more."""
@@ -87,6 +85,7 @@ class StreamCarrier(WatchedCarrier, ChannelCarrier):
 
         Raises:
             SandboxGoneError: It ended without a word.
+            ProviderUnavailableError: It says nothing.
             GuestProtocolError: It speaks another version of the protocol.
         """
         carrier = cls(transport)
@@ -94,11 +93,7 @@ class StreamCarrier(WatchedCarrier, ChannelCarrier):
             carrier._loop.create_task(work()) for work in (carrier._receive_all, carrier._send_all, carrier._beat)
         ]
         try:
-            with anyio.fail_after(WELCOME_S):
-                frame = await carrier._welcome
-            version, carrier.kernel = frame.number, Kernel.told(frame.payload[4:])
-            if version != PROTOCOL_VERSION:
-                raise GuestProtocolError(f"version {version}, and this side speaks {PROTOCOL_VERSION}")
+            carrier.kernel = await greeting(carrier._welcome)
         except BaseException:
             await carrier.aclose()
             raise

@@ -34,6 +34,34 @@ LEGAL: Final[Mapping[str, float]] = {
 HOG: Final = ("dd", "if=/dev/zero", "of=/dev/null", "bs=1000000000", "count=1")
 """Needs a gigabyte of memory, all at once."""
 
+CROWD: Final = """
+import ctypes, os, signal
+
+def crowd(most):
+    children = []
+    for _ in range(most):
+        try:
+            if child := os.fork():
+                children.append(child)
+            else:
+                signal.pause()
+        except OSError:
+            pass
+    return children
+
+children = crowd(400)
+print(len(children))
+for child in children:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+ctypes.CDLL(None).unshare(0x10000000)
+children = crowd(400)
+print(len(children))
+for child in children:
+    os.kill(child, 9)
+"""
+"""Prints how many children it could have at once, as it is and in a user namespace if it gets one."""
+
 Limited = Callable[[str], AbstractAsyncContextManager[Sandbox]]
 
 
@@ -120,6 +148,17 @@ class LimitContract(Contract):
                 outcome = await until_exit(execution)
             started = len(outcome.stdout.splitlines())
             assert 10 <= started <= LEGAL["pids"]
+            await self.works_again(sandbox)
+
+    async def test_res01_who_asks_again_or_makes_a_user_namespace_finds_no_more_room(self, limited: Limited) -> None:
+        """RES-01: some kernels look at the limit now and then only, and not at whoever is root in a namespace."""
+        async with limited("pids") as sandbox:
+            outcome = await run(sandbox, "python3", "-c", CROWD)
+            if outcome.exit_code == 127:
+                pytest.skip("there is no python3 inside, which this test attacks with")
+            kept, in_namespace = (int(number) for number in outcome.stdout.split())
+            assert 10 <= kept < LEGAL["pids"]
+            assert in_namespace < LEGAL["pids"]
             await self.works_again(sandbox)
 
     @staticmethod

@@ -59,10 +59,6 @@ class TestGvisor(ProviderContract):
     async def test_b010_a_deadline_kills_the_whole_tree(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """See the reason; `test_closing_a_live_command_ends_its_tree` kills the same trees."""
 
-    @pytest.mark.skip(reason="a bomb behind a command that ended takes gVisor's processors: the next one waits long")
-    async def test_b039_a_fork_bomb_is_contained_and_the_next_command_works(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """See the reason; the next server, or a restore, ends it: `test_res01_a_fork_bomb_that_hides_...`."""
-
     @pytest.mark.skip(reason="gVisor counts processor time by its own clock, which goes on while the limit holds it")
     async def test_res11_busy_loops_get_no_more_processor_time_than_the_limit(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """See the test below, which asks the host."""

@@ -13,9 +13,8 @@ import pytest
 
 from mcp_sandbox.core.errors import ProviderUnavailableError, StateError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
-from mcp_sandbox.core.sandbox import Limits
+from mcp_sandbox.engines import stream_answers
 from mcp_sandbox.engines.runsc import find_runsc
-from mcp_sandbox.engines.runsc_plan import description
 from mcp_sandbox.providers.gvisor import GvisorProvider
 from mcp_sandbox.testing.driving import new_spec, read_file, run, sh, wait_for_file
 from mcp_sandbox.testing.memory import WHOLE
@@ -26,6 +25,19 @@ needs_runsc = pytest.mark.skipif(
     not (os.environ.get("MCP_SANDBOX_RUNSC") or shutil.which("runsc")),
     reason="no runsc in PATH: tests/containers/install-runsc brings one",
 )
+USERS = """
+import os, signal
+for user in range(1, 60000):
+    if os.fork():
+        os.wait()
+        continue
+    os.setuid(user)
+    for _ in range(12):
+        if not os.fork():
+            signal.pause()
+    os._exit(0)
+"""
+"""Leaves a dozen processes of each user."""
 SERVER = """
 import anyio, sys
 from pathlib import Path
@@ -72,11 +84,42 @@ async def test_a_runsc_that_will_not_do_is_refused_and_the_error_says_which_one_
     assert "apt-get install runsc" in refused.value.fix
 
 
-def test_gvisor_refuses_processes_early_enough_for_a_burst() -> None:
-    """RES-01: it looks at how many have started; 20 more may be on their way."""
-    for most, refused in ((512, 448), (64, 40), (10, 8)):
-        arguments = json.loads(description(Limits(pids=most), {}))["process"]["args"]
-        assert arguments[1:3] == ["gvisor", str(refused)]
+@needs_runsc
+async def test_res01_programs_that_become_one_user_after_the_other_end_with_their_kernel_and_the_next_command_works(
+    state_directory: Path, provider: GvisorProvider
+) -> None:
+    """RES-01: gVisor counts the processes of each user for itself; the host counts all of them."""
+    spec = new_spec(provider.capabilities, {"pids": 16})
+    async with await provider.create(spec) as sandbox:
+        with anyio.fail_after(120):
+            crowd = await run(sandbox, "python3", "-c", USERS, timeout_s=100)
+            assert crowd.result.termination is Termination.LOST
+            assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
+    await provider.destroy(spec.id)
+
+
+@needs_runsc
+async def test_a_gvisor_that_does_not_answer_is_ended_and_whoever_ran_a_command_there_is_told_why(
+    state_directory: Path, provider: GvisorProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = new_spec(provider.capabilities)
+    async with await provider.create(spec) as sandbox:
+        await sh(sandbox, "echo kept > file")
+        async with await sandbox.exec(ExecRequest(argv=("cat",), stdin=True)) as execution:
+            (kernel,) = [
+                pid for pid in _children(_outer_init(state_directory, spec.id)) if "runsc-sandbox" in _command(pid)
+            ]
+            os.kill(kernel, signal.SIGSTOP)
+            monkeypatch.setattr(stream_answers, "WELCOME_S", 1.0)
+            with anyio.fail_after(30):
+                async with await provider.attach(spec.id) as another:
+                    assert await read_file(another, "/workspace/file") == b"kept\n"
+                    result = await execution.wait()
+            assert result.termination is Termination.LOST
+            assert "did not answer within 1 s" in result.detail
+            assert "files are kept" in result.detail
+        assert (await run(sandbox, "cat", "file")).stdout == b"kept\n"
+    await provider.destroy(spec.id)
 
 
 @needs_runsc
@@ -121,7 +164,7 @@ async def test_of_a_killed_server_nothing_is_left_but_the_files(state_directory:
         assert server.stdout is not None
         with anyio.fail_after(60):
             name = (await server.stdout.receive()).decode().strip()
-        init = _outer_init(state_directory)
+        init = _outer_init(state_directory, name)
         kernels = [pid for pid in _children(init) if "runsc-sandbox" in _command(pid)]
         assert kernels
         server.send_signal(signal.SIGKILL)
@@ -136,9 +179,8 @@ async def test_of_a_killed_server_nothing_is_left_but_the_files(state_directory:
         await provider.destroy(found[name].id)
 
 
-def _outer_init(state: Path) -> int:
-    (found,) = state.glob("sandboxes/*/init.json")
-    return int(json.loads(found.read_bytes())["pid"])
+def _outer_init(state: Path, sandbox: str) -> int:
+    return int(json.loads((state / "sandboxes" / sandbox / "init.json").read_bytes())["pid"])
 
 
 def _children(pid: int) -> list[int]:

@@ -277,10 +277,12 @@ static void serve(void) {
     watched[1] = (struct pollfd){settings.listener, POLLIN, 0};
     for (int i = 0; i < n; i++) watched[i + 2] = (struct pollfd){is_served(i) ? peers[i].fd : -1, POLLIN, 0};
     long step_us = standstill_wait_us(), wait_us = more ? 0 : wait * 1000L;
-    if (step_us >= 0 && (wait < 0 || step_us < wait_us)) wait_us = step_us;
+    long kept_us = settings.dead_kept_us ? settings.dead_kept_us() : -1;
+    if (step_us >= 0 && (wait_us < 0 || step_us < wait_us)) wait_us = step_us;
+    if (kept_us >= 0 && (wait_us < 0 || kept_us < wait_us)) wait_us = kept_us;
     struct timespec until = {wait_us / 1000000, wait_us % 1000000 * 1000};
     if (ppoll(watched, (nfds_t)n + 2, wait_us < 0 ? NULL : &until, NULL) < 0 && errno != EINTR) _exit(1);
-    if (watched[0].revents || more) {
+    if (watched[0].revents || more || kept_us >= 0) {
       struct signalfd_siginfo info;
       while (read(signals, &info, sizeof info) == sizeof info)
         if (info.ssi_signo == SIGTERM && info.ssi_pid == 0 && info.ssi_code == SI_USER)

@@ -90,7 +90,8 @@ static void become_command(struct spawn *s) {
     struct sock_fprog program = {.len = settings.filter_length, .filter = settings.filter};
     struct rlimit files = {settings.open_files, settings.open_files};
     failure.step = STEP_LIMIT;
-    if (!settings.open_files || setrlimit(RLIMIT_NOFILE, &files) == 0) {
+    if ((!settings.open_files || setrlimit(RLIMIT_NOFILE, &files) == 0) &&
+        (!settings.limit_command || settings.limit_command())) {
       failure.step = STEP_SECCOMP;
       if (!settings.filter || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0) {
         failure.step = STEP_EXEC;
@@ -211,30 +212,45 @@ static void report(const struct job *j, int status, const struct rusage *use) {
   send_frame(j->peer, T_EXIT, j->id, m.data, m.length, -1);
 }
 
-static void forget(pid_t pid, int status, const struct rusage *use) {
+static bool forget(pid_t pid, int status, const struct rusage *use) {
   for (struct job **at = &jobs; *at; at = &(*at)->next)
     if ((*at)->pid == pid) {
       struct job *j = *at;
       if (WIFSTOPPED(status)) { /* a worker that somebody inside stops would leave its request without an answer */
         if (j->kind == JOB_WORKER && !is_frozen()) kill(pid, SIGKILL);
-        return;
+        return true;
       }
       *at = j->next;
       if (j->peer >= 0) report(j, status, use);
       free(j);
-      return;
+      return true;
     }
+  return false;
+}
+
+static void reap_jobs(void) {
+  int status;
+  struct rusage use;
+  for (struct job *j = jobs, *next; j; j = next) {
+    pid_t pid = j->pid;
+    next = j->next;
+    if (wait4(pid, &status, WNOHANG | WUNTRACED, &use) == pid) forget(pid, status, &use);
+  }
 }
 
 /* So many at a time: orphans may end as fast as we ask for them. Whether there may be more. */
 bool reap(void) {
   int status;
   struct rusage use;
-  for (int n = 0; n < REAPED_MAX; n++) {
+  for (int n = 0, orphans = 0; n < REAPED_MAX; n++) {
+    if (settings.keep_dead && settings.keep_dead(orphans)) {
+      reap_jobs();
+      return false;
+    }
     pid_t pid = wait4(-1, &status, WNOHANG | WUNTRACED, &use);
     if (pid <= 0) return false;
     if (WIFSTOPPED(status) && is_peer(pid)) kill(pid, SIGCONT); /* a bridge of our own: else nobody hears us */
-    forget(pid, status, &use);
+    orphans = !forget(pid, status, &use) && !WIFSTOPPED(status);
   }
   return true;
 }

@@ -116,7 +116,9 @@ struct settings {
   int first;                /* a connected peer; -1 is none */
   pid_t first_pid;
   bool (*crowded)(void);    /* whether no other process finds room; NULL where the host sees that */
-  void (*bar_forks)(bool);  /* let nobody fork; NULL where programs can be stopped instead */
+  bool (*keep_dead)(int orphans); /* whether nobody asks for the dead now, so many orphans later; NULL is never */
+  long (*dead_kept_us)(void);     /* how much longer; -1 is not at all */
+  bool (*limit_command)(void); /* become one of those that are limited; NULL where init is one of them */
   bool container;           /* the engine may put bridges into our pid namespace */
   rlim_t processes;         /* that commands may have, where the kernel is the sandbox's own; 0 is not ours to limit */
   uid_t user;               /* whom commands belong to; 0 is whoever we are */
@@ -179,6 +181,7 @@ pid_t parent_of(pid_t pid);
 int signal_group(pid_t pid, int number);
 int signal_tree(pid_t root, int number);
 int live_processes(void);
+int count_tasks(void);      /* threads of all but init and the bridges, the dead that nobody asked for too */
 /* One look: stop what runs; whether all of it stood still already. */
 bool stop_tree(pid_t root);
 int stop_all(bool *still); /* how many are frozen so far, or minus the errno */

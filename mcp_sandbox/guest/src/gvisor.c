@@ -1,56 +1,73 @@
-/* The first steps of init in gVisor's kernel, which counts processes by a control group of its own that only somebody
-   inside can set. Then nobody sees it any more, and the right to mount is gone. */
+/* Init in gVisor's kernel. Its control groups do not limit processes: whether one may fork is asked of any one of a task's
+   groups, mostly of another controller's, and who asks often enough may. Its resource limit is exact and counts per user,
+   for whoever has no user namespace of his own, which the filter of commands sees to; the host limits all users together. */
 #include "guest.h"
 
-#include <linux/capability.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <time.h>
 
-#define GROUPS "/sys/fs/cgroup"
+#define STORM_US 1000000          /* in which a quarter of all that may be left their dead to us */
+#define KEPT_US 1000000
 
-static void fail(const char *step) {
-  dprintf(2, "mcp-sandbox guest: %s: %s\n", step, strerror(errno));
-  _exit(70);
+static rlim_t most;
+
+/* Init and the bridges are the same user's. */
+static bool limit_command(void) {
+  rlim_t count = most + 1 + (rlim_t)peer_count;
+  struct rlimit processes = {count, count};
+  return setrlimit(RLIMIT_NPROC, &processes) == 0;
 }
 
-static void drop_capability(unsigned number) {
-  struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
-  struct __user_cap_data_struct data[2];
-  if (prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0 || syscall(SYS_capget, &head, data) < 0) fail("drop capabilities");
-  uint32_t keep = ~(1u << (number % 32));
-  struct __user_cap_data_struct *d = &data[number / 32];
-  d->effective &= keep;
-  d->permitted &= keep;
-  d->inheritable &= keep;
-  if (syscall(SYS_capset, &head, data) < 0) fail("drop capabilities");
+/* A resource limit counts nobody whom it refused: a command that failed among as many as there may be is taken for one. */
+static bool is_crowded(void) { return (rlim_t)count_tasks() + 1 >= most; }
+
+static long now_us(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-static int current, maximum;
-static const char *most;
+/* The dead count as well, until somebody asks for them. Those of a bomb come to us as fast as we ask, and each makes room
+   for the next: where they crowd they stay for a moment, in which nobody finds room, and what cannot fork gives up. */
+static long kept_until_us;
 
-static void set_maximum(const char *text) {
-  if (pwrite(maximum, text, strlen(text), 0) < 0) fail("limit of processes");
+static bool keep_dead(int orphans) {
+  static long since_us;
+  static rlim_t seen;
+  long now = now_us();
+  if (now < kept_until_us) return true;
+  kept_until_us = 0;
+  if (now - since_us > STORM_US) {
+    since_us = now;
+    seen = 0;
+  }
+  if ((seen += (rlim_t)orphans) < most / 4) return false;
+  seen = 0;
+  if ((rlim_t)count_tasks() < most / 4 * 3) return false;
+  kept_until_us = now + KEPT_US;
+  return true;
 }
 
-static bool is_crowded(void) {
-  char count[32] = "";
-  return atol(most) && pread(current, count, sizeof count - 1, 0) > 0 && atol(count) >= atol(most) - 1;
+static long dead_kept_us(void) {
+  long left = kept_until_us - now_us();
+  return !kept_until_us ? -1 : left > 0 ? left : 0;
 }
 
-static void bar_forks(bool bar) { set_maximum(bar ? "0" : most); }
-
-/* gvisor PIDS DIRECTORY, where PIDS is a number or `max`. */
+/* gvisor PIDS DIRECTORY FILTER, where no PIDS are without a limit. */
 void gvisor_main(int argc, char **argv) {
-  most = argc > 2 ? argv[2] : "max";
-  maximum = open(GROUPS "/pids/pids.max", O_WRONLY | O_CLOEXEC);
-  current = open(GROUPS "/pids/pids.current", O_RDONLY | O_CLOEXEC);
-  if (maximum < 0 || current < 0) fail("limit of processes");
-  set_maximum(most);
-  settings.crowded = is_crowded;
-  settings.bar_forks = bar_forks;
-  if (umount2(GROUPS, MNT_DETACH) < 0 && errno != EINVAL) fail("hide the control groups");
-  drop_capability(CAP_SYS_ADMIN);
-  drop_capability(CAP_SETPCAP);
   char *arguments[] = {argv[0], "init", argc > 3 ? argv[3] : "/.mcp-sandbox", "2147483647", NULL};
+  int filter = argc > 4 ? open(argv[4], O_RDONLY | O_CLOEXEC) : -1;
+  if (filter < 0) {
+    dprintf(2, "mcp-sandbox guest: filter: %s\n", strerror(errno));
+    _exit(70);
+  }
+  load_filter(filter);
+  most = (rlim_t)atol(argv[2]);
+  if (most) {
+    settings.limit_command = limit_command;
+    settings.crowded = is_crowded;
+    settings.keep_dead = keep_dead;
+    settings.dead_kept_us = dead_kept_us;
+  }
   container_main(4, arguments);
 }

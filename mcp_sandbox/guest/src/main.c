@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
   }
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
   dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS [UID GID FILES PROCESSES PLACE...]]] | "
-             "gvisor PIDS DIRECTORY | bridge [DIRECTORY [TIMEOUT_S [UID GID]]] | "
+             "gvisor PIDS DIRECTORY FILTER | bridge [DIRECTORY [TIMEOUT_S [UID GID]]] | "
              "plug DIRECTORY NAME | stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
              "usage TREE... | merge PREFIX TO TREE... | contents behind|now LAYER LIST [KNOWN...]\n");
   return 2;

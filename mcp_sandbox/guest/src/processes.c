@@ -168,12 +168,9 @@ bool stop_tree(pid_t root) {
 }
 
 int kill_tree(pid_t root, bool tracers) {
-  if (tracers && settings.bar_forks) settings.bar_forks(true); /* gVisor: what was stopped there may go on by itself */
   int n = scan();
   mark_tree(n, root);
-  int total = signal_marked(n, root, SIGKILL, tracers);
-  if (tracers && settings.bar_forks) settings.bar_forks(false);
-  return total;
+  return signal_marked(n, root, SIGKILL, tracers);
 }
 
 int signal_group(pid_t pid, int number) { return kill(-pid, number); }
@@ -182,6 +179,20 @@ int live_processes(void) {
   int n = scan(), live = 0;
   for (int i = 0; i < n; i++) live += !is_ours(processes[i].pid);
   return live;
+}
+
+static void count_threads(pid_t pid, void *context) {
+  int *total = context, threads;
+  struct process p;
+  if (!is_ours(pid) && parse_stat(open_task(pid, "stat"), &p, &threads)) *total += threads > 1 ? threads : 1;
+}
+
+int count_tasks(void) {
+  int total = 0, dir = openat(proc_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (dir < 0) return 0;
+  each_number(dir, count_threads, &total);
+  close(dir);
+  return total;
 }
 
 static pid_t *frozen;

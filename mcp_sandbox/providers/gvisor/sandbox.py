@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -13,13 +14,16 @@ from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet
 from mcp_sandbox.core.errors import (
     ProviderError,
+    ProviderUnavailableError,
     SandboxGoneError,
 )
+from mcp_sandbox.core.exec import Termination
 from mcp_sandbox.core.provider import Forked
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.engines.carrier import gone
 from mcp_sandbox.engines.diagnosis import explained
+from mcp_sandbox.engines.init_process import init_pid, note_end, why_ended
 from mcp_sandbox.engines.kernels import Kernel
 from mcp_sandbox.engines.layer_store import EngineState, destroyed
 from mcp_sandbox.engines.layered_sandbox import LayeredSandbox
@@ -74,13 +78,17 @@ class GvisorSandbox(LayeredSandbox[StreamCarrier]):
             return self._carrier
 
     async def _reach(self) -> StreamCarrier:
-        """Connect to the agent inside; a sandbox whose gVisor is gone starts anew. The caller holds its lock."""
+        """Connect to the agent inside; where gVisor is gone or silent it starts anew. The caller holds the lock."""
         await self.let_go()
         with explained(self._engine.store.root):
             self._outer = await self._engine.connect(self.id)
             if self._outer is not None:
-                with contextlib.suppress(SandboxGoneError):
+                try:
                     return self._use(await self._runsc.reach(self._outer))
+                except SandboxGoneError:
+                    pass
+                except ProviderUnavailableError as error:
+                    note_end(self._directory, f"gVisor was ended because {error.why}; the files are kept")
                 await self.let_go()
                 await stop(self._engine, self.id)
             self._outer, restored = await self._start()
@@ -103,8 +111,18 @@ class GvisorSandbox(LayeredSandbox[StreamCarrier]):
         watch = self._watched()
         watch.whole = True
         carrier.limits, carrier.watched = self._state.limits, watch
+        init = init_pid(self._directory)
+
+        async def why() -> tuple[Termination, str]:
+            return Termination.LOST, why_ended(self._directory, init)
+
+        carrier.on_loss = why
         carrier.on_park = lambda: self._engine.behind(self._stand_aside(inside))
         return carrier
+
+    @property
+    def _directory(self) -> Path:
+        return self._engine.store.directory(self.id)
 
     @property
     def kernel(self) -> Kernel:
