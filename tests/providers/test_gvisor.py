@@ -130,7 +130,8 @@ async def test_memory_of_another_version_is_refused_and_nothing_is_touched(
     async with await provider.create(spec) as sandbox:
         await sh(sandbox, "exec >/dev/null 2>&1 </dev/null; setsid sleep 1000 &")
         content = await sandbox.snapshot(WHOLE)
-        (facts,) = (state_directory / "memory").glob("*/facts.json")
+        memory = json.loads((state_directory / "snapshots" / f"{content.ref}.json").read_bytes())["memory"]
+        facts = state_directory / "memory" / memory / "facts.json"
         facts.write_text(json.dumps({**json.loads(facts.read_text()), "runsc": "0.0~20300101.0"}))
         async with await sandbox.exec(ExecRequest(argv=("cat",), stdin=True)) as execution:
             with pytest.raises(StateError, match=r"0\.0~20300101\.0"):
@@ -139,6 +140,23 @@ async def test_memory_of_another_version_is_refused_and_nothing_is_touched(
                 await provider.restore(content, new_spec(provider.capabilities))
             await execution.close_stdin()
             assert (await execution.wait()).exit_code == 0
+    await provider.destroy(spec.id)
+
+
+@needs_runsc
+async def test_whoever_asks_for_something_during_a_restore_does_not_end_what_it_brings_back(
+    provider: GvisorProvider,
+) -> None:
+    spec = new_spec(provider.capabilities)
+    async with await provider.create(spec) as sandbox:
+        await sh(sandbox, "exec >/dev/null 2>&1 </dev/null; setsid sleep 1000 &")
+        content = await sandbox.snapshot(WHOLE)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sandbox.restore, content)
+            for _ in range(5):
+                await anyio.sleep(0.02)
+                tasks.start_soon(run, sandbox, "true")
+        assert b"sleep" in (await sh(sandbox, "cat /proc/[0-9]*/comm")).stdout
     await provider.destroy(spec.id)
 
 

@@ -69,7 +69,8 @@ class GvisorSandbox(LayeredSandbox[StreamCarrier]):
                 return self._carrier
             try:
                 async with alocked(self._engine.store.lock(self.id)):  # nobody snapshots or ends it meanwhile
-                    self._carrier = await self._reach()
+                    if self._carrier is None or self._carrier.closed:  # a restore that held the lock made another one
+                        self._carrier = await self._reach()
             except FileNotFoundError:
                 raise destroyed(self.id) from None
             if self._closed:  # meanwhile
