@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -20,14 +19,6 @@ __all__ = ["TestGvisor"]
 MIB = 1 << 20
 
 
-_OPEN_FOR_USERS: Final = {
-    "test_nothing_that_happens_inside_changes_the_host": "a directory of the project cannot be renamed (ENOSYS)",
-    "test_a_directory_of_the_project_is_renamed_with_all_that_is_in_it": "it cannot be renamed (ENOSYS)",
-    "test_the_workspace_directory_itself_keeps_its_mode_and_time": "with mode 0 no sandbox starts on it",
-}
-"""What fails for ordinary users on gVisor, and how."""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="gVisor is a kernel for programs of Linux")
 @pytest.mark.skipif(
     not (os.environ.get("MCP_SANDBOX_RUNSC") or shutil.which("runsc")),
@@ -35,12 +26,6 @@ _OPEN_FOR_USERS: Final = {
 )
 class TestGvisor(ProviderContract):
     """Fails, and is not skipped, where runsc is there and does not work."""
-
-    @pytest.fixture(autouse=True)
-    def works_for_users(self, request: pytest.FixtureRequest) -> None:
-        """Skip what does not work yet without root."""
-        if os.geteuid() and (reason := _OPEN_FOR_USERS.get(request.node.originalname)):
-            pytest.skip(reason)
 
     @pytest.fixture
     async def provider(self, state_directory: Path) -> AsyncIterator[Provider]:

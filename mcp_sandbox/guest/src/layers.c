@@ -36,14 +36,23 @@ static void copy_times(int fd, const struct stat *s) {
   if (futimens(fd, times) < 0) note(errno);
 }
 
+/* Some kernels, as gVisor's, cannot copy by themselves. */
+static ssize_t copy_range(int from, int to, off_t at, size_t size) {
+  static char held[1 << 16];
+  off_t in = at, out = at;
+  ssize_t n = copy_file_range(from, &in, to, &out, size, 0);
+  if (n >= 0 || errno != ENOSYS) return n;
+  n = pread(from, held, size < sizeof held ? size : sizeof held, at);
+  return n > 0 ? pwrite(to, held, (size_t)n, at) : n;
+}
+
 static void copy_content(int from, int to, off_t size) {
   if (ioctl(to, FICLONE, from) == 0) return;
   for (off_t at = 0; at < size;) {
     off_t data = lseek(from, at, SEEK_DATA), hole = data < 0 ? -1 : lseek(from, data, SEEK_HOLE);
     if (data < 0) break;
     for (at = data; at < hole;) {
-      off_t in = at, out = at;
-      ssize_t n = copy_file_range(from, &in, to, &out, (size_t)(hole - at), 0);
+      ssize_t n = copy_range(from, to, at, (size_t)(hole - at));
       if (n <= 0) {
         note(n < 0 ? errno : EIO);
         return;
