@@ -15,8 +15,8 @@ from mcp_sandbox.core.errors import ProviderUnavailableError
 __all__ = ["Runsc", "find_runsc"]
 
 VARIABLE: Final = "MCP_SANDBOX_RUNSC"
-OLDEST: Final = 20240401
-"""The first ones whose sandboxes go on running while a checkpoint is written, in the small number that dates are."""
+OLDEST: Final = 20240520
+"""The first ones that leave empty memory out of a checkpoint that is not compressed."""
 VERSION_S: Final = 10.0
 _HOW: Final = (
     "Install it: `sudo apt-get install runsc` on Debian 13 or later; elsewhere the one file that "
@@ -56,7 +56,7 @@ def _find() -> Runsc:
     version = said.splitlines()[0].removeprefix("runsc version ").strip() if said else ""
     date = re.search(r"20\d{6}", version)
     if date is not None and int(date.group()) < OLDEST:
-        raise _unusable(f"it is {version}, and the oldest that will do is of April 2024", _HOW)
+        raise _unusable(f"it is {version}, and the oldest that will do is of May 2024", _HOW)
     return Runsc(path=path, version=version)
 
 

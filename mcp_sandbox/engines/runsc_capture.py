@@ -18,7 +18,7 @@ from mcp_sandbox.engines.carrier import GuestRestarting
 from mcp_sandbox.engines.init_process import wait_dead
 from mcp_sandbox.engines.layering import Captured, copy, stack, stop
 from mcp_sandbox.engines.local_carrier import LocalCarrier
-from mcp_sandbox.engines.runsc_engine import RunscEngine
+from mcp_sandbox.engines.runsc_engine import Inside, RunscEngine
 from mcp_sandbox.guest.wire import GoingReason, Type
 
 __all__ = ["capture_files", "stop_softly"]
@@ -40,7 +40,6 @@ async def capture_files(engine: RunscEngine, sandbox: SandboxId) -> Captured:
         if await anyio.to_thread.run_sync(_is_small, engine.store.root / "layers" / state.top):
             return await copy(engine, outer, state)
         if await _quiesce(engine, outer):
-            await _farewell(outer)
             await stop(engine, sandbox)
             return await stack(engine, state)
         return await copy(engine, outer, state)
@@ -49,10 +48,10 @@ async def capture_files(engine: RunscEngine, sandbox: SandboxId) -> Captured:
 
 
 def _is_small(layer: Path) -> bool:
-    """Whether copying a layer takes less time than starting gVisor anew. Blocks."""
+    """Whether copying a layer surely takes less time than starting gVisor anew. Blocks."""
     files, size = 0, 0
     stack = [layer]
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         while stack:
             with os.scandir(stack.pop()) as entries:
                 for entry in entries:
@@ -63,7 +62,8 @@ def _is_small(layer: Path) -> bool:
                         size += entry.stat(follow_symlinks=False).st_blocks * 512
                     if files > SMALL_FILES or size > SMALL_BYTES:
                         return False
-    return True
+        return True
+    return False  # gone, or closed to us
 
 
 async def _quiesce(engine: RunscEngine, outer: LocalCarrier) -> bool:
@@ -85,25 +85,27 @@ async def _quiesce(engine: RunscEngine, outer: LocalCarrier) -> bool:
     return True
 
 
-async def stop_softly(engine: RunscEngine, sandbox: SandboxId) -> None:
-    """End a sandbox whatever runs in it; peers are told to connect again."""
+async def stop_softly(engine: RunscEngine, sandbox: SandboxId, inside: Inside | None = None) -> None:
+    """End a sandbox whatever runs in it; peers are told to connect again.
+
+    Args:
+        engine: Whose it is.
+        sandbox: Which one.
+        inside: A connection to the agent inside, if there is one.
+    """
     outer = await engine.connect(sandbox)
     if outer is not None:
         try:
             with contextlib.suppress(*_SILENT), anyio.fail_after(FAREWELL_S):
-                inner = (await engine.reach(outer)).carrier
+                known = inside is not None and not inside.carrier.closed
+                inner = (inside if inside is not None and known else await engine.reach(outer)).carrier
                 try:
-                    await inner.request(Type.SHUTDOWN, struct.pack("<I", GoingReason.RESTART))
+                    await inner.request(Type.SHUTDOWN, struct.pack("<I", GoingReason.RESTART))  # the others know then
+                    while known and not inner.closed:  # noqa: ASYNC110
+                        await anyio.sleep(0.002)
                 finally:
-                    await inner.aclose()
-            await _farewell(outer)
+                    if not known:
+                        await inner.aclose()
         finally:
             await outer.aclose()
     await stop(engine, sandbox)
-
-
-async def _farewell(outer: LocalCarrier) -> None:
-    """Let the bridges pass on the agent's last words, after which gVisor ends by itself."""
-    with anyio.move_on_after(FAREWELL_S), contextlib.suppress(GuestRestarting, SandboxGoneError):
-        while int.from_bytes((await outer.request(Type.LIVE, b"")).payload[:4], "little"):  # noqa: ASYNC110
-            await anyio.sleep(0.005)  # nobody is told of the end of processes that are not commands

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,7 +31,18 @@ from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.parking_stream import ParkingStream
 from mcp_sandbox.engines.plan import ENVIRONMENT, Volume
 from mcp_sandbox.engines.runsc import Runsc
-from mcp_sandbox.engines.runsc_plan import AGENT, CONTAINER, FACTS, SAVED, Places, command, description, runsc_plan
+from mcp_sandbox.engines.runsc_plan import (
+    AGENT,
+    CONTAINER,
+    FACTS,
+    SAVED,
+    Places,
+    command,
+    description,
+    entry,
+    request,
+    runsc_plan,
+)
 from mcp_sandbox.engines.runsc_spool import supply_spool_files
 from mcp_sandbox.engines.seccomp import build_answers, build_small_filter
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
@@ -74,6 +86,7 @@ class RunscEngine(EmbeddedEngine):
         """Return the plan of runsc's own root, with everything that this start of the sandbox needs."""
         directory = self.store.directory(SandboxId(state.id))
         own = f"sandboxes/{state.id}"
+        self._standstill_mark(SandboxId(state.id)).unlink(missing_ok=True)
         self.store.discard(directory / "images")  # what a server that was killed left half written
         for name in ("bundle", "images"):
             (directory / name).mkdir(exist_ok=True)
@@ -128,9 +141,38 @@ class RunscEngine(EmbeddedEngine):
         Raises:
             ProviderError: It failed.
         """
+        await self._carry_out(outer, arguments[0], command(*arguments))
+
+    async def ask(self, outer: LocalCarrier, method: str) -> None:
+        """Have the gVisor that runs do something; raises as `run`."""
+        await self._carry_out(outer, method.lower(), request(method))
+
+    @asynccontextmanager
+    async def standstill(self, outer: LocalCarrier, sandbox: SandboxId) -> AsyncGenerator[None]:
+        """Have everything inside stand still. Whoever is killed meanwhile leaves a mark for `end_standstill`."""
+        mark = self._standstill_mark(sandbox)
+        mark.touch()
+        with anyio.CancelScope(shield=True):
+            await self.ask(outer, "Pause")
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.end_standstill(outer, sandbox)
+
+    async def end_standstill(self, outer: LocalCarrier, sandbox: SandboxId) -> None:
+        """Let everything go on, if somebody had it stand still: gVisor panics where nobody has. Hold the lock."""
+        mark = self._standstill_mark(sandbox)
+        if mark.exists():
+            await self.ask(outer, "Resume")
+            mark.unlink(missing_ok=True)
+
+    def _standstill_mark(self, sandbox: SandboxId) -> Path:
+        return self.store.directory(sandbox) / "stands-still"
+
+    async def _carry_out(self, outer: LocalCarrier, what: str, argv: tuple[str, ...]) -> None:
         said = b""
-        request = ExecRequest(argv=command(*arguments), cwd="/", timeout_s=START_S)
-        async with await outer.exec(request, _ENVIRONMENT) as execution:
+        async with await outer.exec(ExecRequest(argv=argv, cwd="/", timeout_s=START_S), _ENVIRONMENT) as execution:
             while True:
                 event = await execution.receive()
                 if isinstance(event, Exited):
@@ -140,7 +182,7 @@ class RunscEngine(EmbeddedEngine):
             return
         why = said.decode("utf-8", "replace").strip().split("\n")[0][:500]
         raise ProviderError(
-            f"gVisor could not {arguments[0]} the sandbox", why=why or event.result.detail or "runsc was killed",
+            f"gVisor could not {what} the sandbox", why=why or event.result.detail or "runsc was killed",
             fix="Run `mcp-sandbox doctor`; if that finds nothing, report what runsc said",
         )  # fmt: skip
 
@@ -177,8 +219,8 @@ class RunscEngine(EmbeddedEngine):
         stream.plug(own)
 
     async def _enter(self, outer: LocalCarrier, *arguments: str) -> ExecutionStream:
-        argv = command("exec", CONTAINER, f"{AGENT}/guest", *arguments)
-        return ExecutionStream(await outer.exec(ExecRequest(argv=argv, cwd="/", stdin=True), _ENVIRONMENT))
+        asked = ExecRequest(argv=entry(*arguments), cwd="/", stdin=True)
+        return ExecutionStream(await outer.exec(asked, _ENVIRONMENT))
 
 
 def _install_guest(root: Path, commands_filter: bytes) -> str:

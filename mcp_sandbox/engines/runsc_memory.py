@@ -22,6 +22,8 @@ from mcp_sandbox.guest.wire import Type
 __all__ = ["capture_all", "require_readable"]
 
 GATHERED_S: Final = 5.0
+_CHECKPOINT: Final = ("checkpoint", "--leave-running", "--compression=none", "--exclude-committed-zero-pages")
+"""Compressing takes longer than all the rest, here and in a restore."""
 _DELETED: Final = "deleted and invalidated dentries"
 
 
@@ -41,13 +43,9 @@ async def capture_all(engine: RunscEngine, sandbox: SandboxId, outer: LocalCarri
     await inside.stream.park(waiting)
     began = time.monotonic()
     try:
-        await engine.run(outer, "pause", CONTAINER)
-        try:
-            await engine.run(outer, "checkpoint", "--leave-running", "--image-path", f"{IMAGES}/{memory}", CONTAINER)
+        async with engine.standstill(outer, sandbox):
+            await engine.run(outer, *_CHECKPOINT, f"--image-path={IMAGES}/{memory}", CONTAINER)
             await engine.launcher.run("copy", f"layers/{state.top}", f"layers/{layer}")
-        finally:
-            with anyio.CancelScope(shield=True):
-                await engine.run(outer, "resume", CONTAINER)
     except ProviderError as error:
         if _DELETED in error.why:
             raise UnsupportedError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mcp_sandbox.core.sandbox import Limits
+from mcp_sandbox.core.sandbox import WORKSPACE, Limits
 from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.launcher import tokens
 from mcp_sandbox.engines.plan import (
@@ -22,7 +22,19 @@ from mcp_sandbox.engines.plan import (
     overlay_tokens,
 )
 
-__all__ = ["AGENT", "CONTAINER", "FACTS", "IMAGES", "SAVED", "Places", "command", "description", "runsc_plan"]
+__all__ = [
+    "AGENT",
+    "CONTAINER",
+    "FACTS",
+    "IMAGES",
+    "SAVED",
+    "Places",
+    "command",
+    "description",
+    "entry",
+    "request",
+    "runsc_plan",
+]
 
 AGENT: Final = "/.mcp-sandbox"
 """Where the guest agent is inside the sandbox, and its socket."""
@@ -35,10 +47,13 @@ IMAGES: Final = "/images"
 SAVED: Final = "/saved"
 """The checkpoint that it starts from, in runsc's root."""
 _PROGRAM, _BUNDLE, _STATE, _ROOT, _GUEST = "/runsc", "/bundle", "/state", "/rootfs", "/guest"
+_CONTROL: Final = f"{_STATE}/runsc-{CONTAINER}.sock"
 _TEMPORARY, _SHARED = "/tmp", "/dev/shm"  # noqa: S108  inside
 _EVERYTHING: Final = (1 << 41) - 1
 """Capabilities of its own user namespace: it makes the namespaces of its parts, and gives them up in each."""
 _NOSUID, _NODEV, _NOEXEC, _READ_ONLY = 2, 4, 8, 1
+_AS_IT_IS: Final = ("bind", "dcache=0")
+"""Nothing is remembered of files that are not in use: whoever owns the project changes it from outside."""
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 _NUMBERS: Final = {
     "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7,
@@ -47,7 +62,7 @@ _NUMBERS: Final = {
 _OWN_TASKS: Final = 1024
 """Threads of gVisor itself, far more than it has ever had."""
 _FLAGS: Final = (
-    "--platform=systrap", "--dcache=0", "--ignore-cgroups", "--network=none", "--overlay2=none",
+    "--platform=systrap", "--ignore-cgroups", "--network=none", "--overlay2=none",
     "--file-access=exclusive", "--file-access-mounts=exclusive", "--host-uds=none", "--host-fifo=none",
 )  # fmt: skip
 
@@ -71,6 +86,21 @@ class Places:
 def command(*arguments: str) -> tuple[str, ...]:
     """Return a call of runsc, as it is made in its own root."""
     return (_PROGRAM, "--root", _STATE, *_FLAGS, *arguments)
+
+
+def request(method: str) -> tuple[str, ...]:
+    """Return a call of a method of the running gVisor, without starting runsc for it."""
+    return (f"{_GUEST}/guest", "call", _CONTROL, f"containerManager.{method}", "{}")
+
+
+def entry(*arguments: str) -> tuple[str, ...]:
+    """Return a call that runs the guest agent inside, as root without capabilities, with the streams of the call."""
+    none = dict.fromkeys(("PermittedCaps", "InheritableCaps", "EffectiveCaps", "BoundingCaps", "AmbientCaps"), 0)
+    program = {
+        "filename": f"{AGENT}/guest", "argv": [f"{AGENT}/guest", *arguments], "envv": [], "wd": "/",
+        "GuestFDs": [0, 1, 2], "Capabilities": none, "ContainerID": CONTAINER,
+    }  # fmt: skip
+    return (f"{_GUEST}/guest", "enter", _CONTROL, CONTAINER, json.dumps(program))
 
 
 def runsc_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, places: Places, options: bytes) -> bytes:
@@ -123,6 +153,7 @@ def description(limits: Limits, environment: Mapping[str, str]) -> bytes:
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": _TEMPORARY, "type": "bind", "source": f"{_ROOT}{_TEMPORARY}", "options": ["bind"]},
+            {"destination": WORKSPACE, "type": "bind", "source": f"{_ROOT}{WORKSPACE}", "options": _AS_IT_IS},
             {"destination": _SHARED, "type": "tmpfs", "source": "shm", "options": ["nosuid", "nodev", "mode=1777"]},
             {"destination": AGENT, "type": "bind", "source": _GUEST, "options": ["bind", "ro"]},
             {"destination": f"{AGENT}/run", "type": "tmpfs", "source": "run", "options": ["mode=700"]},

@@ -66,7 +66,7 @@ async def provider(state_directory: Path) -> AsyncIterator[GvisorProvider]:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("runsc version 0.0~20221219.0", "is 0.0~20221219.0, and the oldest that will do is of April 2024"),
+        ("runsc version 0.0~20221219.0", "is 0.0~20221219.0, and the oldest that will do is of May 2024"),
         (None, "what MCP_SANDBOX_RUNSC names does not run"),
     ],
 )

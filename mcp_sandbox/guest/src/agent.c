@@ -139,19 +139,31 @@ void answer_count(int peer, uint32_t id, int count) {
   else send_frame(peer, T_OK, id, &number, sizeof number, -1);
 }
 
-/* Bridges in our pid namespace die with us, so they get a moment to pass on what was said. */
-static void leave(uint32_t reason) {
-  for (int i = 0; i < peer_count; i++) {
-    send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
-    shutdown(peers[i].fd, SHUT_WR);
-  }
+static void say_going(int i, uint32_t reason) {
+  send_frame(peers[i].fd, T_GOING, 0, &reason, sizeof reason, -1);
+  shutdown(peers[i].fd, SHUT_WR);
+}
+
+static void await_hangup(int i, long end) {
+  struct pollfd gone = {peers[i].fd, 0, 0};
+  /* Again and again: gVisor wakes nobody who waits for a hangup only. */
+  while (peers[i].pid && !peers[i].detached && !(gone.revents & (POLLHUP | POLLERR)) && end > now_ms()) poll(&gone, 1, 5);
+}
+
+/* Bridges in our pid namespace die with us, so they get a moment to pass on what was said. Whoever asked for the end is
+   told when all the others have been. */
+static __attribute__((noreturn)) void leave(uint32_t reason, int asker, uint32_t id) {
   long end = now_ms() + FAREWELL_MS;
-  for (int i = 0; i < peer_count; i++) {
-    struct pollfd gone = {peers[i].fd, 0, 0};
-    if (peers[i].detached) continue;
-    /* Again and again: gVisor wakes nobody who waits for a hangup only. */
-    while (peers[i].pid && !(gone.revents & (POLLHUP | POLLERR)) && end > now_ms()) poll(&gone, 1, 5);
-  }
+  for (int i = 0; i < peer_count; i++)
+    if (peers[i].fd != asker) say_going(i, reason);
+  for (int i = 0; i < peer_count; i++)
+    if (peers[i].fd != asker) await_hangup(i, end);
+  for (int i = 0; i < peer_count; i++)
+    if (peers[i].fd == asker) {
+      send_frame(asker, T_OK, id, NULL, 0, -1);
+      say_going(i, reason);
+      await_hangup(i, end);
+    }
   _exit(0);
 }
 
@@ -161,8 +173,7 @@ static void quiesce(int peer, uint32_t id) {
     send_error(peer, id, EBUSY, "quiesce");
     return;
   }
-  send_frame(peer, T_OK, id, NULL, 0, -1);
-  leave(GOING_RESTART);
+  leave(GOING_RESTART, peer, id);
 }
 
 /* Once everything stands still, only the peer that froze it is served: what others ask for would change the files that it
@@ -222,10 +233,7 @@ static void dispatch(int peer, const struct head *head, struct cursor *c, int *f
   case T_FREEZE: freeze(peer, id); break;
   case T_THAW: thaw_request(peer, id); break;
   case T_QUIESCE: quiesce(peer, id); break;
-  case T_SHUTDOWN:
-    send_frame(peer, T_OK, id, NULL, 0, -1);
-    leave(take_u32(c) == GOING_RESTART ? GOING_RESTART : GOING_SHUTDOWN);
-    break;
+  case T_SHUTDOWN: leave(take_u32(c) == GOING_RESTART ? GOING_RESTART : GOING_SHUTDOWN, peer, id);
   case T_PING: send_frame(peer, T_OK, id, NULL, 0, -1); break;
   case T_GATHER: gather_bridges(peer, id); break;
   case T_DETACH: detach_bridges(peer, id); break;
@@ -257,6 +265,7 @@ static bool is_served(int i) { return !stands_still || peers[i].fd == freezer; }
 static void serve(void) {
   struct pollfd watched[PEERS_MAX + 2];
   sigset_t all, child;
+  default_signals();
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, NULL);
   sigemptyset(&child);
@@ -286,7 +295,7 @@ static void serve(void) {
       struct signalfd_siginfo info;
       while (read(signals, &info, sizeof info) == sizeof info)
         if (info.ssi_signo == SIGTERM && info.ssi_pid == 0 && info.ssi_code == SI_USER)
-          leave(GOING_SHUTDOWN); /* the engine says so: a command can forge the number, with a code of its own */
+          leave(GOING_SHUTDOWN, -1, 0); /* the engine says so: a command can forge the number, with a code of its own */
       more = reap();
     }
     for (int i = n - 1; i >= 0; i--) /* backwards: dropping moves the last one down */

@@ -68,6 +68,12 @@ static void exec_in_path(struct spawn *s) {
   errno = error;
 }
 
+/* The kernel's own call: libc hides the signals that it uses itself, and posix_spawn left them ignored. */
+void default_signals(void) {
+  static const char by_default[32];
+  for (int n = 1; n <= 64; n++) syscall(SYS_rt_sigaction, n, by_default, NULL, 8);
+}
+
 static void become_command(struct spawn *s) {
   struct failure failure = {.step = STEP_USER};
   setsid();
@@ -80,9 +86,6 @@ static void become_command(struct spawn *s) {
   umask(022);
   sigset_t none;
   sigemptyset(&none);
-  /* The kernel's own call: libc hides the signals that it uses itself, and posix_spawn left them ignored. */
-  static const char by_default[32];
-  for (int n = 1; n <= 64; n++) syscall(SYS_rt_sigaction, n, by_default, NULL, 8);
   sigprocmask(SIG_SETMASK, &none, NULL);
   bool changed = become_user();
   if (changed) failure.step = STEP_CHDIR;

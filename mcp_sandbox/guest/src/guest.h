@@ -149,12 +149,17 @@ void limit_processes(rlim_t most);
 void take_times(const char *directory);
 void set_times(void);
 
+/* control.c: requests to gVisor from outside of it */
+void call_main(char **argv) __attribute__((noreturn));
+void enter_main(char **argv) __attribute__((noreturn));
+
 /* counters.c */
 void open_counters(void);
 void put_counters(struct message *m);
 void note_crowd(void);      /* where nobody else counts that no process found room */
 
 /* exec.c */
+void default_signals(void); /* for all that is started from now on */
 enum job_kind { JOB_COMMAND, JOB_WORKER };
 struct job {
   uint32_t id;

@@ -51,12 +51,9 @@ int main(int argc, char **argv) {
   if (!strcmp(role, "bridge"))
     bridge_main(argc > 2 ? argv[2] : "/.mcp-sandbox", argc > 3 ? atoi(argv[3]) : 60, argc > 5 ? (uid_t)atol(argv[4]) : 0,
                 argc > 5 ? (gid_t)atol(argv[5]) : 0);
-  if (!strcmp(role, "serve")) {
-    fcntl(3, F_SETFD, FD_CLOEXEC);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    bridge_serve(3, 60);
-  }
   if (!strcmp(role, "plug") && argc == 4) plug_main(argv[2], (uint32_t)atol(argv[3]));
+  if (!strcmp(role, "call") && argc == 5) call_main(argv);
+  if (!strcmp(role, "enter") && argc == 5) enter_main(argv);
   if (!strcmp(role, "probe")) probe_main(argc - 2, argv + 2);
   if (!strcmp(role, "copy") && argc == 4) {
     own_namespace();
@@ -94,7 +91,7 @@ int main(int argc, char **argv) {
   if (!strcmp(role, "skeleton") && argc == 4) return finish(directory_skeleton(argv[2], argv[3]), "skeleton");
   dprintf(2, "usage: guest zygote | init [DIRECTORY [GRACE_MS [UID GID FILES PROCESSES PLACE...]]] | "
              "gvisor PIDS DIRECTORY FILTER | bridge [DIRECTORY [TIMEOUT_S [UID GID]]] | "
-             "plug DIRECTORY NAME | stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
+             "plug DIRECTORY NAME | call SOCKET METHOD ARGUMENT | enter SOCKET CONTAINER ARGUMENT | stdio [TIMEOUT_S] | probe OPERATION... | copy FROM TO | remove TREE | skeleton FROM TO | compare ... | "
              "usage TREE... | merge PREFIX TO TREE... | contents behind|now LAYER LIST [KNOWN...]\n");
   return 2;
 }

@@ -32,7 +32,6 @@ from mcp_sandbox.engines.local_carrier import LocalCarrier
 from mcp_sandbox.engines.runsc_capture import capture_files, stop_softly
 from mcp_sandbox.engines.runsc_engine import Inside, RunscEngine
 from mcp_sandbox.engines.runsc_memory import capture_all, require_readable
-from mcp_sandbox.engines.runsc_plan import CONTAINER
 from mcp_sandbox.engines.stream_carrier import StreamCarrier
 from mcp_sandbox.guest.wire import Type
 from mcp_sandbox.hostfs.atomic import alocked
@@ -135,11 +134,10 @@ class GvisorSandbox(LayeredSandbox[StreamCarrier]):
         if inside.stream.parked or self._outer is None:
             return
         name = secrets.randbits(31) | 1
-        with contextlib.suppress(ProviderError, TimeoutError, OSError, anyio.BrokenResourceError):
+        with contextlib.suppress(ProviderError, SandboxGoneError, TimeoutError, OSError, anyio.BrokenResourceError):
             await inside.stream.park(name)
             async with alocked(self._engine.store.lock(self.id)):
-                with contextlib.suppress(ProviderError):  # it stands still only if who captured it was killed
-                    await self._runsc.run(self._outer, "resume", CONTAINER)
+                await self._runsc.end_standstill(self._outer, self.id)  # of somebody who was killed
                 await self._runsc.plug(self._outer, inside.stream, name)
 
     async def _start(self) -> tuple[LocalCarrier, bool]:
@@ -173,7 +171,9 @@ class GvisorSandbox(LayeredSandbox[StreamCarrier]):
         async with self._held(), alocked(store.structure_lock(), shared=True):
             require_readable(self._runsc, store.load_snapshot(content.ref))
             before = store.load(self.id)
-            await restore_layers(self._engine, self.id, content.ref, stop_softly)
+            await restore_layers(
+                self._engine, self.id, content.ref, lambda engine, sandbox: stop_softly(engine, sandbox, self._inside)
+            )
             if store.load(self.id).memory is not None:  # find out now whether it can be brought to life
                 try:
                     self._carrier = await self._reach()
