@@ -64,6 +64,11 @@ async def import_(sandboxes: SandboxService, options: argparse.Namespace) -> int
             "files lie on what sandboxes start from here",
             file=sys.stderr,
         )
+    if imported.lacks_attributes:
+        print(
+            "mcp-sandbox: some of its files have extended attributes, which the provider that uses it does not keep",
+            file=sys.stderr,
+        )
     if imported.known:
         print("mcp-sandbox: it is here already", file=sys.stderr)
     print(imported.snapshot.id)

@@ -147,6 +147,8 @@ class Capabilities:
     """Modes of the workspace in which parts of its source can be kept away."""
     base: str = ""
     """What a sandbox without an image starts from, where that changes with the machine; for nobody to read."""
+    extended_attributes: bool = False
+    """Whether files keep attributes of programs (`user.*`), also on the way in and out; else they are left out."""
     owners: bool = False
     """Whether files can belong to several users; else every owner is one and the same."""
 

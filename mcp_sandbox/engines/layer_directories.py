@@ -9,11 +9,12 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from mcp_sandbox.engines.identity import Identity
 
-__all__ = ["VOLUMES", "LayerDirectories", "holds_anything"]
+__all__ = ["VOLUMES", "LayerDirectories", "holds_anything", "holds_attributes"]
 
 VOLUMES: Final = {"root": "/", "usr": "/usr", "workspace": "/workspace"}
 """Directories of a layer and where each one is mounted."""
@@ -45,7 +46,7 @@ class LayerDirectories:
 
         Args:
             above: The layers below it, from the bottom up. `/`, `/usr` and `/workspace` look as in the topmost one:
-                overlayfs takes the mode, owner and time of its root from the layer that is written.
+                overlayfs takes all that its root shows from the layer that is written.
         """
         name = secrets.token_hex(6)
         directory = f"{self._root}/layers/{name}"
@@ -56,7 +57,10 @@ class LayerDirectories:
                 self.make(path)
                 continue
             os.mkdir(path)
-            look = os.stat(f"{self._root}/layers/{above[-1]}/{volume}")
+            below = f"{self._root}/layers/{above[-1]}/{volume}"
+            look = os.stat(below)
+            for attribute, value in _attributes(below):
+                os.setxattr(path, attribute, value)
             if self._is_range:
                 os.chown(path, look.st_uid, look.st_gid)
             os.chmod(path, stat.S_IMODE(look.st_mode))
@@ -71,12 +75,13 @@ class LayerDirectories:
                 return False
             look = os.stat(path)
             if above:
-                below = os.stat(f"{self._root}/layers/{above[-1]}/{volume}")
-                if (look.st_mode, look.st_uid, look.st_gid, look.st_mtime_ns) != (
-                    below.st_mode, below.st_uid, below.st_gid, below.st_mtime_ns,
+                lower = f"{self._root}/layers/{above[-1]}/{volume}"
+                below = os.stat(lower)
+                if (look.st_mode, look.st_uid, look.st_gid, look.st_mtime_ns, _attributes(path)) != (
+                    below.st_mode, below.st_uid, below.st_gid, below.st_mtime_ns, _attributes(lower),
                 ):  # fmt: skip
                     return False
-            elif stat.S_IMODE(look.st_mode) != _FRESH_MODE or look.st_uid != self._owner[0]:
+            elif stat.S_IMODE(look.st_mode) != _FRESH_MODE or look.st_uid != self._owner[0] or _attributes(path):
                 return False
         return True
 
@@ -95,6 +100,16 @@ class LayerDirectories:
         return made
 
 
+def _attributes(directory: str) -> list[tuple[str, bytes]]:
+    """Return the extended attributes of programs that a volume's root has; overlayfs writes its own marks beside."""
+    try:
+        names = os.listxattr(directory)
+    except OSError:
+        return []
+    own = sorted(name for name in names if name.startswith("user.") and not name.startswith("user.overlay."))
+    return [(name, os.getxattr(directory, name)) for name in own]
+
+
 def holds_anything(directory: str) -> bool:
     """Whether there is anything in a directory; one that its sandbox has locked counts as full."""
     try:
@@ -102,3 +117,18 @@ def holds_anything(directory: str) -> bool:
             return next(entries, None) is not None
     except PermissionError:
         return True
+
+
+def holds_attributes(directory: Path) -> bool:
+    """Whether the file system of a directory keeps extended attributes of programs: tmpfs does since Linux 6.6."""
+    try:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
+    try:
+        os.setxattr(descriptor, "user.mcp-sandbox", b"1")
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

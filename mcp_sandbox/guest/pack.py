@@ -25,7 +25,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One entry of a tree. `kind` is one of `d D f l h p s c e z`."""
+    """One entry of a tree. `kind` is one of `d D f l h p s c x e z`."""
 
     kind: str
     path: str = ""
@@ -39,7 +39,7 @@ class Record:
     flags: int = 0
 
     def encode(self) -> bytes:
-        """Return the record's bytes; content segments of a file follow by themselves."""
+        """Return the record's bytes; content segments of a file, and values, follow by themselves."""
         path = self.path.encode("utf-8", "surrogateescape")
         link = self.link.encode("utf-8", "surrogateescape")
         seconds, nanoseconds = divmod(self.modified_ns, 1_000_000_000)
@@ -53,7 +53,7 @@ class Record:
     def head(cls, raw: bytes) -> tuple["Record", int, int]:
         """Read the fixed part; return it with the lengths of the path and the link that follow."""
         kind, flags, path, link, _, mode, uid, gid, links, size, seconds, nanoseconds, _ = RECORD.unpack(raw)
-        if chr(kind) not in "dDflhpscez" or nanoseconds >= 1_000_000_000:
+        if chr(kind) not in "dDflhpscxez" or nanoseconds >= 1_000_000_000:
             raise GuestProtocolError(f"a record of kind {kind}")
         record = cls(
             kind=chr(kind), mode=mode, uid=uid, gid=gid, links=links, size=size,

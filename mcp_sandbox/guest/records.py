@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 from anyio.abc import ByteReceiveStream
 
+from mcp_sandbox.core.attributes import Attributes, attributes_of_pax, checked_attributes, pax_of_attributes
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.guest.errnos import host_errno
 from mcp_sandbox.guest.pack import RECORD, SEGMENT, Record
@@ -19,6 +20,7 @@ __all__ = ["RecordReader", "records_of_tar", "tar_of_records"]
 
 PATH_BYTES_MAX: Final = 65535
 SEGMENT_MAX: Final = 1 << 20
+VALUE_MAX: Final = 64 << 10
 EXTENDED_MAX: Final = 1 << 20
 LATER_BYTES_MAX: Final = 64 << 20
 """What the attributes of an archive's directories may take until its end."""
@@ -55,6 +57,16 @@ class RecordReader:
             link=raw[path:].decode("utf-8", "surrogateescape"), mode=record.mode, uid=record.uid, gid=record.gid,
             links=record.links, size=record.size, modified_ns=record.modified_ns, flags=record.flags,
         )  # fmt: skip
+
+    async def value(self, record: Record) -> bytes:
+        """Return the value behind a record of kind `x`.
+
+        Raises:
+            GuestProtocolError: The stream does not keep to the format.
+        """
+        if record.size > VALUE_MAX:
+            raise GuestProtocolError(f"an attribute of {record.size} bytes")
+        return await self._take(record.size)
 
     async def segments(self, size: int) -> AsyncIterator[tuple[int, bytes]]:
         """Yield the pieces of a file of `size` bytes with their offsets, in order; holes are left out.
@@ -106,13 +118,21 @@ async def tar_of_records(reader: RecordReader) -> AsyncIterator[bytes]:
         OSError: The agent could not read a member; its path is named.
         GuestProtocolError: The stream does not keep to the format.
     """
+    attributes: Attributes = {}
     while (record := await reader.next_record()).kind != "z":
+        if record.kind == "x":
+            attributes = _checked({**attributes, record.path: await reader.value(record)})
+            continue
         if record.kind == "e":
             number = host_errno(record.mode)
             raise OSError(number, os.strerror(number), record.path)
-        if record.kind in "Dsc":
+        if record.kind in "Dsc" and not (record.path == "." and attributes):
+            attributes = {}
             continue
         member = _member(record)
+        if attributes:
+            member.pax_headers = {**member.pax_headers, **pax_of_attributes(attributes)}
+            attributes = {}
         yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
         if record.kind != "f":
             continue
@@ -126,6 +146,13 @@ async def tar_of_records(reader: RecordReader) -> AsyncIterator[bytes]:
             yield gap
         yield bytes(-record.size % BLOCK)
     yield bytes(2 * BLOCK)
+
+
+def _checked(attributes: Attributes) -> Attributes:
+    try:
+        return checked_attributes(attributes)
+    except ValueError as error:
+        raise GuestProtocolError(str(error)) from None
 
 
 def _zeros(count: int) -> Iterator[bytes]:
@@ -210,7 +237,13 @@ async def records_of_tar(tar: ByteReceiveStream) -> AsyncGenerator[bytes]:
                 long_names[member.type] = raw.rstrip(b"\0").decode("utf-8", "surrogateescape")
             continue
         record = _record(member, extended, long_names)
+        has_attributes = member.isdir() or (record is not None and record.kind == "f")
+        attributes: Attributes = _attributes(member, extended) if has_attributes else {}
         extended, long_names = {}, {}
+        for name, value in attributes.items():
+            yield Record(kind="x", path=name, size=len(value)).encode() + value
+        if record is None and attributes:
+            yield Record(kind="D", path=".").encode()
         if record is None:
             async for _ in stream.content(member.size):
                 pass
@@ -229,8 +262,8 @@ async def records_of_tar(tar: ByteReceiveStream) -> AsyncGenerator[bytes]:
             later_bytes += len(later[-1])
             if later_bytes > LATER_BYTES_MAX:
                 raise _not_tar("it has too many directories")
-    for attributes in reversed(later):
-        yield attributes
+    for looks in reversed(later):
+        yield looks
     yield Record(kind="z").encode()
 
 
@@ -283,6 +316,13 @@ def _record(member: tarfile.TarInfo, pax: dict[str, str], long_names: dict[bytes
         )  # fmt: skip
     except ValueError:
         raise _not_tar(f"the header of member {name!r} holds a bad number") from None
+
+
+def _attributes(member: tarfile.TarInfo, pax: dict[str, str]) -> Attributes:
+    try:
+        return attributes_of_pax(pax)
+    except ValueError as error:
+        raise _not_tar(f"member {member.name!r}: {error}") from None
 
 
 def _nanoseconds(text: str) -> int:

@@ -9,6 +9,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import ByteReceiveStream
 
+from mcp_sandbox.core.attributes import pax_of_attributes
 from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.errors import NotFoundError, UnsupportedError
 from mcp_sandbox.core.files import ListRequest, MkdirRequest, RemoveRequest, UploadRequest
@@ -181,6 +182,8 @@ def _header(entry: Entry, name: str) -> bytes:
     member.mtime = seconds
     if fraction and seconds >= 0:
         member.pax_headers = {"mtime": f"{seconds}.{fraction:09}"}
+    if entry.attributes:
+        member.pax_headers = {**member.pax_headers, **pax_of_attributes(dict(entry.attributes))}
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 

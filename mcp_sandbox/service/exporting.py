@@ -12,6 +12,7 @@ from typing import IO, Final
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox.core.attributes import attributes_of_pax
 from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.differences import Action, DiffRequest, LiveState
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, SandboxError, UnsupportedError
@@ -62,6 +63,8 @@ class Imported:
     """Whether it was here already."""
     lacks_image: bool = False
     """Whether the image that it lies on is not here, by its name: it is used on what sandboxes start from here."""
+    lacks_attributes: bool = False
+    """Whether files have extended attributes in it, and the provider that uses it here has none."""
 
 
 async def export_snapshot(
@@ -181,6 +184,9 @@ def _packed(
         with tarfile.open(fileobj=tar, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
             for member in archive:
                 entry = _entry(member, owners=owners)
+                if entry.path in ("", "."):
+                    entries[""] = replace(entries[""], attributes=entry.attributes)
+                    continue
                 if entry.kind == "f":
                     entry = replace(entry, chunks=_chunks(writer, tar, member))
                     if entry.mode & _SPECIAL_BITS:
@@ -196,6 +202,7 @@ def _entry(member: tarfile.TarInfo, *, owners: bool) -> Entry:
     entry = Entry(
         path=member.name.rstrip("/"), kind=kind, mode=member.mode & 0o7777, modified_ns=_nanoseconds(member),
         size_bytes=member.size if kind == "f" else 0, target=member.linkname if kind in "lh" else "",
+        attributes=tuple(attributes_of_pax(member.pax_headers).items()) if kind in "df" else (),
     )  # fmt: skip
     return replace(entry, uid=member.uid, gid=member.gid) if owners else entry
 
@@ -231,7 +238,9 @@ def _first_names(entries: dict[str, Entry]) -> list[Entry]:
         whole = sorted_entries([file, *others])
         made[whole[0].path] = replace(file, path=whole[0].path)
         for other in whole[1:]:
-            made[other.path] = replace(file, path=other.path, kind="h", target=whole[0].path, size_bytes=0, chunks=())
+            made[other.path] = replace(
+                file, path=other.path, kind="h", target=whole[0].path, size_bytes=0, chunks=(), attributes=()
+            )
     return [*made.values()]
 
 
@@ -286,7 +295,12 @@ async def import_snapshot(sandboxes: SandboxService, source: Path) -> Imported:
         copy.unlink(missing_ok=True)
     stored = await sandboxes.snapshot(snapshot.id)
     lacks_image = bool(snapshot.image) and not await _has_image(sandboxes, stored)
-    return Imported(snapshot=snapshot, left_out=left_out, known=known is not None, lacks_image=lacks_image)
+    attributes = any(entry.attributes for tree in archive.manifest.trees for entry in tree.entries)
+    lacks_attributes = attributes and not await _keeps_attributes(sandboxes, stored)
+    return Imported(
+        snapshot=snapshot, left_out=left_out, known=known is not None, lacks_image=lacks_image,
+        lacks_attributes=lacks_attributes,
+    )  # fmt: skip
 
 
 async def _carry_over(sandboxes: SandboxService, stored: StoredSnapshot, roots: Sequence[str]) -> None:
@@ -311,6 +325,14 @@ async def _has_image(sandboxes: SandboxService, stored: StoredSnapshot) -> bool:
         return bool(await sandboxes.contents.image_of(stored, sandboxes.contents.provider_of(stored)))
     except SandboxError:  # its engine does not work here
         return False
+
+
+async def _keeps_attributes(sandboxes: SandboxService, stored: StoredSnapshot) -> bool:
+    try:
+        provider = await sandboxes.provider(sandboxes.contents.provider_of(stored))
+    except SandboxError:  # its engine does not work here
+        return True
+    return provider.capabilities.extended_attributes
 
 
 def _checked(file: IO[bytes]) -> Archive:

@@ -1,6 +1,7 @@
 """Files and trees on their way from a snapshot into a live sandbox: held on the host, complete before they are seen."""
 
 import errno
+import posixpath
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from mcp_sandbox.core.files import (
     FileInfo,
     FileKind,
     MkdirRequest,
-    ReadRequest,
     RemoveRequest,
     RenameRequest,
     StatRequest,
@@ -62,15 +62,11 @@ class Fetcher:
             CapacityError: It does not fit.
         """
         info = await self.look(path)
-        if info.kind is FileKind.DIRECTORY:
+        if info.kind in (FileKind.DIRECTORY, FileKind.FILE):  # with all that belongs to them
             tar = await self._spool.hold(await self._source.download(DownloadRequest(path=path)))
-            return Fetched(path=path, info=info, tar=tar)
-        content = (
-            await self._source.read(ReadRequest(path=path, length=info.size_bytes))
-            if info.kind is FileKind.FILE
-            else BytesStream(b"")
-        )
-        return Fetched(path=path, info=info, tar=await self._spool.hold(content, header(_NEW, info), trailer(info)))
+        else:
+            tar = await self._spool.hold(BytesStream(b""), header(_NEW, info), trailer(info))
+        return Fetched(path=path, info=info, tar=tar)
 
 
 async def kind_of(live: Sandbox, path: str) -> FileKind | None:
@@ -117,7 +113,7 @@ class Stage:
         await self._live.mkdir(MkdirRequest(path=beside))
         if fetched.info.kind is not FileKind.DIRECTORY:
             await self._live.upload(UploadRequest(path=beside), fetched.tar.stream())
-            return new
+            return f"{beside}/{posixpath.basename(fetched.path)}" if fetched.info.kind is FileKind.FILE else new
         await self._live.mkdir(MkdirRequest(path=new))
         await self._live.upload(UploadRequest(path=new), fetched.tar.stream())
         # The archive of a directory says nothing of the directory itself, and its time is to be set last.

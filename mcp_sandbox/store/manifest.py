@@ -3,12 +3,14 @@
 A manifest may come from anybody. Whatever is not exactly what we would have written is refused, with the path named.
 """
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from mcp_sandbox.core.attributes import checked_attributes
 from mcp_sandbox.core.errors import SnapshotCorruptError
 
 __all__ = [
@@ -29,7 +31,9 @@ MOST_BYTES: Final = 16 << 30
 """Of all files together, as they are when they are unpacked."""
 MOST_ENTRIES: Final = 2_000_000
 MOST_TREES: Final = 64
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""What versions knew before there were extended attributes is still written as 1: they read it."""
+_WITHOUT_ATTRIBUTES: Final = 1
 _PATH_BYTES: Final = 4095
 _NAME_BYTES: Final = 255
 _MOST_LEFT_OUT: Final = 10_000
@@ -41,7 +45,7 @@ _ON_FILES: Final = 0o1777
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One path. Extended attributes are not carried."""
+    """One path. Of extended attributes those of programs (`user.*`) are carried."""
 
     path: str
     """Relative to its tree; empty is the directory itself."""
@@ -56,6 +60,8 @@ class Entry:
     """What a symbolic link says; for `h` the path that came first."""
     chunks: tuple[str | None, ...] = ()
     """Digests, one per `CHUNK_BYTES` of a file; `None` is a hole."""
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    """Names and values, sorted; of files and directories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,9 @@ def damaged(what: str, why: str) -> SnapshotCorruptError:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the one form that a manifest has."""
     trees = [{"root": tree.root, "entries": [_plain(entry) for entry in tree.entries]} for tree in manifest.trees]
-    whole = {"schema": SCHEMA, "trees": trees, "left_out": list(manifest.left_out)}
+    has_attributes = any(entry.attributes for tree in manifest.trees for entry in tree.entries)
+    schema = SCHEMA if has_attributes else _WITHOUT_ATTRIBUTES
+    whole = {"schema": schema, "trees": trees, "left_out": list(manifest.left_out)}
     return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -104,6 +112,8 @@ def _plain(entry: Entry) -> dict[str, Any]:
         plain |= {"size_bytes": entry.size_bytes, "chunks": list(entry.chunks)}
     if entry.kind in "lh":
         plain["target"] = entry.target
+    if entry.attributes:
+        plain["attributes"] = {name: base64.b64encode(value).decode() for name, value in entry.attributes}
     return plain
 
 
@@ -115,7 +125,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """
     try:
         raw = cast("dict[str, Any]", json.loads(data))
-        if raw["schema"] != SCHEMA:
+        if raw["schema"] not in (SCHEMA, _WITHOUT_ATTRIBUTES):
             raise damaged("manifest", f"it has schema {raw['schema']!r}, and this version knows {SCHEMA}")
         trees = tuple(
             Tree(root=str(tree["root"]), entries=tuple(_entry(each) for each in tree["entries"]))
@@ -135,7 +145,9 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
     texts = {"path": raw["path"], "kind": raw["kind"], "target": raw.get("target", "")}
     if any(type(number) is not int for number in numbers.values()) or any(type(t) is not str for t in texts.values()):
         raise TypeError("a field of the wrong type")
-    return Entry(**texts, **numbers, chunks=tuple(raw.get("chunks", ())))
+    values = cast("dict[str, str]", raw.get("attributes", {}))
+    attributes = checked_attributes({name: base64.b64decode(value, validate=True) for name, value in values.items()})
+    return Entry(**texts, **numbers, chunks=tuple(raw.get("chunks", ())), attributes=tuple(attributes.items()))
 
 
 def _check_trees(manifest: Manifest) -> None:
@@ -221,6 +233,8 @@ def _fault(entry: Entry, directories: set[str], files: set[str]) -> str:
         return f"its mode {entry.mode:o} is not carried (set-user-id, or no mode)"
     if not (0 <= entry.uid < 1 << 32 and 0 <= entry.gid < 1 << 32 and abs(entry.modified_ns) < 1 << 63):
         return "its owner or time is out of range"
+    if entry.attributes and entry.kind not in "df":
+        return "it has extended attributes, which only files and directories have"
     if entry.kind == "h" and entry.target not in files:
         return f"it is another name of {entry.target!r}, which is no file before it"
     if entry.kind == "l" and not 0 < len(entry.target.encode("utf-8", "surrogateescape")) <= _PATH_BYTES:

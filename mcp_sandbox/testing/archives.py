@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 import pytest
 
+from mcp_sandbox.core.attributes import attributes_of_pax
 from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import DownloadRequest, FileInfo, FileKind, MkdirRequest, UploadRequest
 from mcp_sandbox.core.provider import Sandbox
@@ -129,6 +130,15 @@ HOSTILE: Final[Mapping[str, Sequence[Member]]] = {
 }
 """Members that try to leave `/workspace/into`, by how they try."""
 
+ODD_ATTRIBUTES: Final[Mapping[str, Mapping[str, str]]] = {
+    "no name": {"SCHILY.xattr.user.": "x"},
+    "a name with a NUL": {"SCHILY.xattr.user.a%00b": "x"},
+    "a name that is too long": {f"SCHILY.xattr.user.{'n' * 300}": "x"},
+    "a value that is too long": {"SCHILY.xattr.user.long": "v" * 70_000},
+    "too many": {f"SCHILY.xattr.user.{number}": "v" for number in range(5000)},
+    "too much together": {f"SCHILY.xattr.user.{number}": "v" * 60_000 for number in range(4)},
+}
+
 BROKEN: Final[Mapping[str, bytes]] = {
     "noise": b"this is no tar archive at all " * 100,
     "half a header": _pack(_member("file", data=b"x"))[:300],
@@ -176,6 +186,35 @@ class ArchiveContract(Contract):
         }
         assert (after["script"].links, after["second-name"].links) == (2, 2)
         assert await read_file(sandbox, "/workspace/b/deep/private") == b"\0\xff" * 50_000
+
+    async def test_extended_attributes_of_programs_come_in_and_go_out(self, sandbox: Sandbox) -> None:
+        """As pax headers that GNU tar and bsdtar know; left out where the provider does not declare them."""
+        headers = {
+            "SCHILY.xattr.user.plain": "value", "SCHILY.xattr.user.odd%3D%25": "\0\n=\udcff",
+            "SCHILY.xattr.security.capability": "0", "SCHILY.xattr.trusted.overlay.opaque": "y", "comment": "none",
+        }  # fmt: skip
+        data = _pack(
+            _member("d", tarfile.DIRTYPE, mode=0o755, pax=headers), _member("d/f", data=b"content", pax=headers),
+            _member("d/bare", data=b"none"),
+        )  # fmt: skip
+        await sandbox.mkdir(MkdirRequest(path="/workspace/in"))
+        await sandbox.upload(UploadRequest(path="/workspace/in"), BytesStream(data))
+        async with await sandbox.download(DownloadRequest(path="/workspace/in")) as stream:
+            out = b"".join([chunk async for chunk in stream])
+        with tarfile.open(fileobj=io.BytesIO(out), errors="surrogateescape") as tar:
+            found = {info.name.removeprefix("./").rstrip("/"): attributes_of_pax(info.pax_headers) for info in tar}
+        expected = {"user.odd=%": b"\0\n=\xff", "user.plain": b"value"}
+        kept = expected if sandbox.capabilities.extended_attributes else {}
+        assert {name: dict(found[name]) for name in ("d", "d/f", "d/bare")} == {"d": kept, "d/f": kept, "d/bare": {}}
+
+    @pytest.mark.parametrize("headers", ODD_ATTRIBUTES.values(), ids=ODD_ATTRIBUTES)
+    async def test_attributes_that_no_file_can_have_are_refused_or_left_out(
+        self, sandbox: Sandbox, headers: Mapping[str, str]
+    ) -> None:
+        data = _pack(_member("f", data=b"content", pax=headers))
+        with contextlib.suppress(InvalidRequestError, OSError):
+            await sandbox.upload(UploadRequest(path="/workspace/in"), BytesStream(data))
+        assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
 
     async def test_a_download_is_an_archive_with_relative_names(self, sandbox: Sandbox) -> None:
         await put(sandbox, "/workspace/a/deep/file", b"content")

@@ -1,5 +1,6 @@
 """Category L: files that pretend to be snapshots, records that were changed, and what an export must not hold."""
 
+import base64
 import hashlib
 import json
 import os
@@ -182,12 +183,61 @@ async def test_snap05_a_tree_that_is_none_is_refused(
 async def test_snap05_extended_attributes_and_other_fields_are_refused(
     sandboxes: SandboxService, state: StateDirectories, archive: Path
 ) -> None:
-    """SNAP-05: file capabilities travel in an attribute; there is no field for any."""
+    """SNAP-05: there is one field for attributes, and none besides."""
 
     def add(manifest: dict[str, Any]) -> None:
         _workspace(manifest)[1]["xattrs"] = {"security.capability": "AQAAAgAgAAAAAAAAAAAAAAAAAAA="}
 
     await _refused(sandboxes, state, _forged(archive, add), "not in the form that we write")
+
+
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "a capability of a file": {"security.capability": "AQAAAgAgAAAAAAAAAAAAAAAAAAA="},
+    "a mark of an overlay": {"trusted.overlay.opaque": "eQ=="},
+    "no name": {"user.": "eA=="},
+    "a name with a NUL": {"user.a\0b": "eA=="},
+    "a name that is too long": {f"user.{'n' * 300}": "eA=="},
+    "a value that is too long": {"user.a": base64.b64encode(bytes(70_000)).decode()},
+    "too much together": {f"user.{number}": base64.b64encode(bytes(60_000)).decode() for number in range(4)},
+    "too many": {f"user.{number}": "" for number in range(2000)},
+    "a value in no form": {"user.a": "not base64!"},
+    "a value in another form": {"user.a": "eA==\n"},
+    "a value that is no text": {"user.a": 1},
+}
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES.values(), ids=ATTRIBUTES)
+async def test_snap05_attributes_that_no_program_can_have_set_are_refused(
+    sandboxes: SandboxService, state: StateDirectories, archive: Path, attributes: dict[str, Any]
+) -> None:
+    """SNAP-05: file capabilities, for example, would travel in one."""
+
+    def add(manifest: dict[str, Any]) -> None:
+        manifest["schema"] = 2
+        next(entry for entry in _workspace(manifest) if entry["kind"] == "f")["attributes"] = attributes
+
+    await _refused(sandboxes, state, _forged(archive, add), "refused")
+
+
+@pytest.mark.parametrize("schema", [1, 3, "2", None])
+async def test_snap05_attributes_come_in_the_schema_that_has_them_alone(
+    sandboxes: SandboxService, state: StateDirectories, archive: Path, schema: Any
+) -> None:
+    def add(manifest: dict[str, Any]) -> None:
+        manifest["schema"] = schema
+        next(entry for entry in _workspace(manifest) if entry["kind"] == "f")["attributes"] = {"user.a": "eA=="}
+
+    await _refused(sandboxes, state, _forged(archive, add), "schema|form")
+
+
+async def test_snap05_a_link_has_no_attributes(
+    sandboxes: SandboxService, state: StateDirectories, archive: Path
+) -> None:
+    def add(manifest: dict[str, Any]) -> None:
+        manifest["schema"] = 2
+        _workspace(manifest).append(_entry("zz", "l", target="x", attributes={"user.a": "eA=="}))
+
+    await _refused(sandboxes, state, _forged(archive, add), "zz")
 
 
 async def test_snap05_a_bomb_is_not_unpacked(sandboxes: SandboxService, state: StateDirectories, archive: Path) -> None:

@@ -1,9 +1,12 @@
 """Snapshots as files: whole, reproducible, checked before they are believed, good on every provider."""
 
 import gc
+import json
+import tarfile
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
+import backports.zstd as zstd
 import pytest
 from sandbox_world import Server, World, content, put, working_server
 
@@ -11,7 +14,7 @@ from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, Provider
 from mcp_sandbox.core.files import ListRequest, MkdirRequest, StatRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.service.exporting import export_snapshot, import_snapshot, verify_file, verify_snapshot
-from mcp_sandbox.testing.driving import sh
+from mcp_sandbox.testing.driving import run, sh
 
 __all__: list[str] = []
 
@@ -100,6 +103,64 @@ async def test_a_snapshot_comes_back_from_its_file_to_the_last_byte(
     if world.provider == "local":
         status = await sh(copy.sandbox, "stat -c '%b' sparse")
         assert int(status.stdout) * 512 < 1 << 20, "holes stay holes"
+
+
+ATTRIBUTES = """
+import os
+for path in ("/workspace", "/workspace/dir", "/workspace/dir/file", "/root/file"):
+    os.setxattr(path, "user.plain", b"value")
+    os.setxattr(path, "user.odd=%", bytes(range(256)))
+    os.setxattr(os.fsencode(path), b"user.not UTF-8 \\x85", b"")
+"""
+READ = """
+import os
+for path in ("/workspace", "/workspace/dir", "/workspace/dir/file", "/workspace/dir/same", "/root/file"):
+    print(path, [(name, os.getxattr(path, name)) for name in sorted(os.listxattr(path))])
+"""
+
+
+async def test_attributes_of_programs_travel_with_a_snapshot(server: Server, world: World, tmp_path: Path) -> None:
+    """And a snapshot without any is written as versions knew it that had none."""
+    if world.provider != "local":
+        pytest.skip("this provider keeps no attributes")
+    source, file, plain = (await server.sandboxes.open()).sandbox, tmp_path / "attributes", tmp_path / "plain"
+    assert (await sh(source, "mkdir dir && touch dir/file ~/file")).exit_code == 0
+    without = await _exported(server, plain)
+    assert (await sh(source, "ln dir/file dir/same")).exit_code == 0
+    assert (await run(source, "python3", "-c", ATTRIBUTES)).exit_code == 0
+    before = (await run(source, "python3", "-c", READ)).stdout
+    assert before.count(b"user.odd=%") == 5
+    snapshot_id = await _exported(server, file)
+    assert [_schema(each) for each in (plain, file)] == [1, 2]
+    for each in (without, snapshot_id):
+        await server.snapshots.delete(each)
+    assert not (await import_snapshot(server.sandboxes, file)).lacks_attributes
+    (copy,) = await server.sandboxes.create(from_snapshot=snapshot_id, name="copy")
+    assert (await run(copy.sandbox, "python3", "-c", READ)).stdout == before
+    await sh(copy.sandbox, "echo other > dir/file; python3 -c \"import os; os.removexattr('dir/file', 'user.plain')\"")
+    await server.snapshots.restore(snapshot_id, "copy", ["dir"])
+    assert (await run(copy.sandbox, "python3", "-c", READ)).stdout == before
+
+
+async def test_a_provider_without_attributes_says_that_it_leaves_them_out(tmp_path: Path) -> None:
+    file = tmp_path / "attributes"
+    async with World.make(tmp_path / "one", "local").server() as one:
+        source = (await one.sandboxes.open()).sandbox
+        await sh(source, "mkdir dir && touch dir/file ~/file && ln dir/file dir/same")
+        assert (await run(source, "python3", "-c", ATTRIBUTES)).exit_code == 0
+        await _exported(one, file)
+    async with World.make(tmp_path / "other", "memory").server() as other:
+        imported = await import_snapshot(other.sandboxes, file)
+        assert imported.lacks_attributes
+        (copy,) = await other.sandboxes.create(from_snapshot=imported.snapshot.id)
+        assert await content(copy.sandbox, "/workspace/dir/file") == ""
+
+
+def _schema(file: Path) -> int:
+    with tarfile.open(file) as tar:
+        packed = tar.extractfile("manifest.json.zst")
+        assert packed is not None
+        return json.loads(zstd.decompress(packed.read()))["schema"]
 
 
 @pytest.mark.parametrize(("made_on", "used_on"), [("local", "memory"), ("memory", "local")])

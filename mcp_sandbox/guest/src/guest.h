@@ -257,4 +257,13 @@ struct usage {
 };
 int tree_usage(const char *path, struct usage *sum);
 
+/* attributes.c */
+#define ATTRIBUTE_VALUE_MAX 65536         /* of a value, and of all names together: XATTR_SIZE_MAX, XATTR_LIST_MAX */
+#define FILE_ATTRIBUTES_MAX (128u << 10) /* of a file, names and values */
+/* Where the value goes; NULL if there is no such attribute of programs, or they are too many. */
+char *keep_attribute(const char *name, size_t length, uint64_t size);
+bool attributes_kept(void);
+int set_kept_attributes(int fd); /* an errno */
+void forget_attributes(void);
+
 #endif

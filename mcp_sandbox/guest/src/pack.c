@@ -4,6 +4,7 @@
 #include "sha256.h"
 
 #include <dirent.h>
+#include <sys/xattr.h>
 
 #define DEPTH_MAX 1024
 
@@ -65,6 +66,25 @@ static void emit_record(struct packer *p, uint8_t kind, const struct stat *s, co
   emit(p, &r, sizeof r);
   emit(p, path, r.path_length);
   emit(p, link, r.link_length);
+}
+
+/* The attributes of programs, each before the file or directory that it belongs to. */
+static void emit_attributes(struct packer *p, int fd) {
+  static char names[ATTRIBUTE_VALUE_MAX], value[ATTRIBUTE_VALUE_MAX];
+  ssize_t size = flistxattr(fd, names, sizeof names);
+  size_t left = FILE_ATTRIBUTES_MAX;
+  for (ssize_t at = 0; at < size; at += (ssize_t)strlen(names + at) + 1) {
+    const char *name = names + at;
+    if (strncmp(name, "user.", 5)) continue;
+    ssize_t n = fgetxattr(fd, name, value, sizeof value);
+    if (n < 0) continue; /* gone meanwhile */
+    if (strlen(name) + (size_t)n > left) _exit(E2BIG);
+    left -= strlen(name) + (size_t)n;
+    struct record r = {.kind = 'x', .path_length = (uint16_t)strlen(name), .size = (uint64_t)n};
+    emit(p, &r, sizeof r);
+    emit(p, name, r.path_length);
+    emit(p, value, (size_t)n);
+  }
 }
 
 static void emit_content(struct packer *p, int fd, off_t size) {
@@ -129,15 +149,17 @@ static void pack_entry(struct packer *p, int dir, const char *name, char *path, 
     return;
   }
   if (S_ISDIR(s.st_mode)) {
-    emit_record(p, 'd', &s, path, "");
     bool pruned = false;
     for (char **n = p->prune; *n; n++) pruned |= !strcmp(*n, name);
     bool deep = depth >= DEPTH_MAX, told = !p->meta || (is_digested(p, &s) && depth < p->depth);
     pruned |= p->digest && s.st_dev != p->device;
     int fd = pruned || deep || depth >= p->depth
                  ? -1 : openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int error = deep ? ENAMETOOLONG : errno;
+    if (fd >= 0 && !p->meta) emit_attributes(p, fd);
+    emit_record(p, 'd', &s, path, "");
     if (fd >= 0) pack_directory(p, fd, path, length, depth + 1);
-    else if (told && !pruned) emit_error(p, path, deep ? ENAMETOOLONG : errno);
+    else if (told && !pruned) emit_error(p, path, error);
     if (!p->meta) emit_record(p, 'D', &s, path, "");
   } else if (S_ISLNK(s.st_mode)) {
     ssize_t n = readlinkat(dir, name, link, sizeof link - 1);
@@ -154,6 +176,7 @@ static void pack_entry(struct packer *p, int dir, const char *name, char *path, 
       if (fd < 0 || fstat(fd, &now) < 0) emit_error(p, path, errno);
       else if (!S_ISREG(now.st_mode)) emit_error(p, path, ESTALE);
       else {
+        emit_attributes(p, fd);
         emit_record(p, 'f', &now, path, "");
         emit_content(p, fd, now.st_size);
       }
@@ -204,9 +227,12 @@ void tree_pack(int peer, uint32_t id, struct cursor *c, int out) {
     static char name[UINT16_MAX + 1];
     p.device = s.st_dev;
     if (S_ISDIR(s.st_mode)) {
+      int itself = p.meta ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3); /* the other one is closed behind its entries */
       pack_directory(&p, fd, name, 0, 1);
+      if (itself >= 0) emit_attributes(&p, itself);
       if (!p.meta) emit_record(&p, 'D', &s, ".", "");
     } else {
+      if (!p.meta) emit_attributes(&p, fd);
       emit_record(&p, 'f', &s, strrchr(path, '/') + 1, "");
       emit_content(&p, fd, s.st_size);
     }
@@ -284,7 +310,11 @@ static void set_attributes(int dir, const char *name, int fd, const struct recor
 
 static void unpack_one(int in, int root, const struct record *r, char *path, char *link) {
   const char *base, *target;
-  if (r->kind == 'D' && !strcmp(path, ".")) return; /* the directory itself stays as it is */
+  if (r->kind == 'D' && !strcmp(path, ".")) { /* the directory itself stays as it is, but for attributes */
+    int error = set_kept_attributes(root);
+    if (error) _exit(error);
+    return;
+  }
   int dir = parent_beneath(root, path, &base);
   if (dir < 0) _exit(errno);
   struct stat s;
@@ -292,6 +322,10 @@ static void unpack_one(int in, int root, const struct record *r, char *path, cha
   if (r->kind == 'd') {
     if (there && !S_ISDIR(s.st_mode) && unlinkat(dir, base, 0) < 0) _exit(errno);
     if (!(there && S_ISDIR(s.st_mode)) && mkdirat(dir, base, 0700) < 0) _exit(errno);
+    int fd = attributes_kept() ? openat(dir, base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    int error = fd >= 0 ? set_kept_attributes(fd) : 0;
+    if (fd >= 0) close(fd);
+    if (error) _exit(error);
   } else if (r->kind == 'D') {
     int fd = openat(dir, base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0) set_attributes(dir, base, fd, r);
@@ -304,6 +338,7 @@ static void unpack_one(int in, int root, const struct record *r, char *path, cha
       int fd = openat(dir, base, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
       if (fd < 0) _exit(errno);
       take_content(in, fd, r->size);
+      if ((error = set_kept_attributes(fd)) != 0) _exit(error);
       set_attributes(dir, base, fd, r);
       close(fd);
     } else if (r->kind == 'l') {
@@ -336,8 +371,15 @@ void tree_unpack(int peer, uint32_t id, struct cursor *c, int in) {
       take(in, link, r.link_length);
       name[r.path_length] = link[r.link_length] = 0;
       if (r.kind == 'z') break;
-      if (!r.kind || !strchr("dDflhp", r.kind) || memchr(name, 0, r.path_length) || memchr(link, 0, r.link_length)) _exit(EPROTO);
+      if (!r.kind || !strchr("dDflhpx", r.kind) || memchr(name, 0, r.path_length) || memchr(link, 0, r.link_length)) _exit(EPROTO);
+      if (r.kind == 'x') {
+        char *room = keep_attribute(name, r.path_length, r.size);
+        if (!room) _exit(EPROTO);
+        take(in, room, r.size);
+        continue;
+      }
       unpack_one(in, root, &r, name, link);
+      forget_attributes();
     }
     _exit(0);
   }

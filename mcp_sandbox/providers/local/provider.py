@@ -17,6 +17,7 @@ from mcp_sandbox.core.leftovers import KEEPER
 from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.engines.diagnosis import explained
 from mcp_sandbox.engines.embedded import EmbeddedEngine
+from mcp_sandbox.engines.layer_directories import holds_attributes
 from mcp_sandbox.engines.layer_store import EngineState, StoredSnapshot
 from mcp_sandbox.engines.layered_provider import LayeredProvider
 from mcp_sandbox.engines.layered_sandbox import new_state
@@ -58,6 +59,7 @@ class LocalProvider(LayeredProvider[LocalSandbox]):
             owners=self._engine.identity.is_range,
             denies=frozenset({WorkspaceMode.OVERLAY}),
             base=self._engine.bases.name(),
+            extended_attributes=holds_attributes(self._root),
         )
         return self
 
