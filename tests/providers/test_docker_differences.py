@@ -68,7 +68,8 @@ async def test_nothing_is_left_of_what_was_started_to_look(provider: DockerProvi
             found = await provider.diff(DiffRequest(before=before, after=LiveState(sandbox=spec.id)))
             assert [change.path for change in found.changes] == ["/workspace/file"]
         assert [info.id for info in await provider.list()] == [spec.id]
-        assert len(dockerd.run("ps", "--all", "--quiet").split()) == 1
+        made_for = dockerd.run("ps", "--all", "--format", '{{.Label "mcp-sandbox.sandbox"}}').split()
+        assert not [name for name in made_for if name.startswith("looking-")]
     await provider.discard(then)
 
 
