@@ -59,4 +59,5 @@ def _home_relative(path: str) -> str:
 def _facts(summary: SandboxSummary) -> dict[str, object]:
     facts = {**summary.record.to_json(), "state": summary.state or "unknown", "is_current": summary.is_current}
     facts["runtime"] = summary.runtime
+    facts["env"] = sorted(summary.record.env)  # names only: values are nobody's business who looks at a list
     return {**facts, "detail": summary.detail}

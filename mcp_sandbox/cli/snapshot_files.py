@@ -40,6 +40,9 @@ async def export(sandboxes: SandboxService, options: argparse.Namespace) -> int:
         sandboxes, options.snapshot, options.file, paths=options.path, replace_file=options.force
     )
     _tell_left_out(exported.left_out)
+    if exported.snapshot.env:
+        names = ", ".join(display(name) for name, _ in exported.snapshot.env)
+        print(f"mcp-sandbox: the file holds the values of these variables: {names}", file=sys.stderr)
     if image := exported.snapshot.image:
         print(
             f"mcp-sandbox: it lies on image {display(image)}, which the file names and does not hold", file=sys.stderr

@@ -53,14 +53,17 @@ class Snapshot:
     cwd: str = "/workspace"
     image: str = ""
     """Name of the image that the sandbox started from; empty is the provider's default. Not in records without one."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables that commands had besides the provider's own, sorted; sandboxes from it have them, too. As `image`."""
     schema: int = 1
 
     def canonical(self) -> bytes:
         """Return the bytes that the id is the digest of: JSON, sorted keys, no spaces, ASCII."""
         fields = asdict(self)
         fields["native"]["holds"] = sorted(self.native.holds)
-        if not self.image:
-            del fields["image"]
+        for name in ("image", "env"):
+            if not fields[name]:
+                del fields[name]
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @property

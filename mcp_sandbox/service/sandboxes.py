@@ -178,6 +178,8 @@ class SandboxService:
             await self.contents.of(stored, chosen)
             image = await self.contents.image_of(stored, chosen)
         model = replace(self._record(), provider=chosen, parent=stored.id if stored else None)
+        if stored is not None:  # what holds here wins over what held there
+            model = replace(model, env={**dict(stored.snapshot.env), **model.env})
         if image or stored or chosen != self._provider:
             model = replace(model, image=image or None)
         return await all_or_none(records_like(model, name, count), self._create, self._undo)

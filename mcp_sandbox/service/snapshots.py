@@ -222,7 +222,7 @@ class SnapshotService:
         native = await _everything(live.sandbox)
         snapshot = Snapshot(
             sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native,
-            image=record.image or "",
+            image=record.image or "", env=tuple(sorted(record.env.items())),
         )  # fmt: skip
         stored = StoredSnapshot(snapshot=snapshot, owner=record.owner, before_restore=before_restore)
         try:

@@ -26,6 +26,7 @@ def new_record(template: SandboxSpec, owner: Owner, provider: str) -> SandboxRec
         workspace=template.workspace.mode.value,
         limits=recorded_limits(template.limits),
         best_effort=template.best_effort,
+        env=dict(template.env),
         denied=template.denied,
     )
 
@@ -44,10 +45,13 @@ def records_like(model: SandboxRecord, name: str, count: int) -> "list[SandboxRe
 
 
 def spec_for(template: SandboxSpec, record: SandboxRecord) -> SandboxSpec:
-    """Return what to create for a record; its limits are those that it was made with."""
+    """Return what to create for a record; its limits and variables are those that it was made with."""
     labels = {**template.labels, "mcp-sandbox.owner": record.principal, "mcp-sandbox.sandbox": record.id}
     fetch_image = record.image is None or (template.fetch_image and record.image == template.image)
-    spec = replace(template, id=record.id, image=record.image, fetch_image=fetch_image, labels=labels)
+    spec = replace(
+        template, id=record.id, image=record.image, fetch_image=fetch_image, labels=labels,
+        env=record.env or template.env,
+    )  # fmt: skip
     if not record.limits:
         return spec
     return replace(spec, limits=limits_in(record.limits), best_effort=record.best_effort)

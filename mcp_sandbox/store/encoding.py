@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "pairs"]
 
 
 def encode(data: Mapping[str, Any]) -> bytes:
@@ -25,3 +25,15 @@ def decode(text: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError("it is not an object")
     return cast("dict[str, Any]", data)
+
+
+def pairs(value: Any) -> tuple[tuple[str, str], ...]:
+    """Return sorted pairs of texts as they were before they were written.
+
+    Raises:
+        ValueError, TypeError: They are none.
+    """
+    found = tuple((name, text) for name, text in value)
+    if any(type(text) is not str for pair in found for text in pair) or sorted(dict(found).items()) != list(found):
+        raise ValueError("these are no sorted pairs of texts")
+    return found

@@ -17,6 +17,7 @@ from typing import IO, Any, Final, cast
 from mcp_sandbox.core.capability import Facet
 from mcp_sandbox.core.errors import ConfigError
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot
+from mcp_sandbox.store.encoding import pairs
 from mcp_sandbox.store.identity import ID_PATTERN
 from mcp_sandbox.store.manifest import (
     CHUNK_BYTES,
@@ -42,6 +43,7 @@ _RECORD_MOST: Final = 64 << 10
 _TEXT_MOST: Final = 1000
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z\Z")
 _NAME: Final = re.compile(r"[a-z0-9_.-]{1,64}\Z")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _PREFIX: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -253,13 +255,14 @@ def _record(data: bytes) -> _Record:
 def _snapshot(raw: Mapping[str, Any]) -> Snapshot:
     native: dict[str, Any] = {**raw["native"]}
     native["holds"] = frozenset(Facet(facet) for facet in native["holds"])
-    whole: dict[str, Any] = {**raw, "native": NativeContent(**native)}
+    whole: dict[str, Any] = {**raw, "native": NativeContent(**native), "env": pairs(raw.get("env", ()))}
     snapshot = Snapshot(**whole)
     texts = (snapshot.note, snapshot.cwd, snapshot.image, snapshot.native.ref, snapshot.native.method)
     numbers = (snapshot.native.paused_s, snapshot.native.size_bytes or 0)
     if (
         any(type(text) is not str or len(text) > _TEXT_MOST for text in texts)
         or any(type(number) not in (int, float) for number in numbers)
+        or any(not _VARIABLE.match(name) or "\0" in value for name, value in snapshot.env)
         or not ID_PATTERN.match(snapshot.sandbox)
         or not _TIME.match(snapshot.created_at)
         or not _NAME.match(snapshot.native.provider)

@@ -63,6 +63,8 @@ class SandboxRecord:
     """By name of the field of `Limits`; empty if an old version did not note them."""
     best_effort: bool = False
     """Whether limits that cannot be enforced were accepted."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables of every command, besides the provider's own; empty if an old version did not note them."""
     denied: tuple[str, ...] = ()
     """What of the project it cannot see: globs relative to it."""
 
@@ -109,6 +111,8 @@ def _checked(name: str, value: object) -> Any:
         return _checked_limits(value)
     if name == "denied":
         return _checked_names(value)
+    if name == "env":
+        return _checked_env(value)
     expected = bool if name in ("is_default", "best_effort") else str
     if isinstance(value, expected) or (value is None and name in ("parent", "image")):
         return value
@@ -120,6 +124,14 @@ def _checked_limits(value: object) -> dict[str, float]:
     checked: dict[str, float] = {name: number for name, number in numbers.items() if isinstance(number, int | float)}
     if len(checked) != len(numbers) or any(number <= 0 for number in checked.values()):
         raise TypeError(f"limits is {value!r}")
+    return checked
+
+
+def _checked_env(value: object) -> dict[str, str]:
+    texts = cast("dict[str, object]", value) if isinstance(value, dict) else {"": None}
+    checked = {name: text for name, text in texts.items() if isinstance(text, str)}
+    if len(checked) != len(texts):
+        raise TypeError("env holds something else than texts")
     return checked
 
 

@@ -15,7 +15,7 @@ from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, Snapshot
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId
 from mcp_sandbox.store.atomic import Settle, settle_now, sweep_unfinished, write_atomically, write_once
 from mcp_sandbox.store.attachments import Attachments
-from mcp_sandbox.store.encoding import decode, encode
+from mcp_sandbox.store.encoding import decode, encode, pairs
 from mcp_sandbox.store.record import Owner
 
 __all__ = ["SnapshotStore", "StoredSnapshot"]
@@ -299,7 +299,7 @@ def _parsed(snapshot_id: SnapshotId, text: bytes) -> StoredSnapshot:
 def _snapshot(fields: Mapping[str, Any]) -> Snapshot:
     native: dict[str, Any] = {**fields["native"]}
     native["holds"] = frozenset(Facet(facet) for facet in native["holds"])
-    whole: dict[str, Any] = {**fields, "native": NativeContent(**native)}
+    whole: dict[str, Any] = {**fields, "native": NativeContent(**native), "env": pairs(fields.get("env", ()))}
     return Snapshot(**whole)
 
 

@@ -1,6 +1,6 @@
 """Servers of one user and one state directory, as the tests of sandboxes and snapshots need them."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +83,7 @@ class World:
         provider: str = "",
         everywhere: bool = False,
         max_sandboxes: int = 256,
+        env: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[Server]:
         """Start a server."""
 
@@ -97,7 +98,7 @@ class World:
             owner=Owner(principal=principal, project=project),
             provider=provider or self.provider,
             is_asked=bool(provider),
-            template=SandboxSpec(id=SandboxId("template")),
+            template=SandboxSpec(id=SandboxId("template"), env=env or {}),
             everywhere=everywhere,
             patience_s=0.5,
             max_sandboxes=max_sandboxes,

@@ -14,6 +14,7 @@ from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, Provider
 from mcp_sandbox.core.files import ListRequest, MkdirRequest, StatRequest
 from mcp_sandbox.core.provider import Sandbox
 from mcp_sandbox.service.exporting import export_snapshot, import_snapshot, verify_file, verify_snapshot
+from mcp_sandbox.service.forking import fork
 from mcp_sandbox.testing.driving import run, sh
 
 __all__: list[str] = []
@@ -154,6 +155,35 @@ async def test_a_provider_without_attributes_says_that_it_leaves_them_out(tmp_pa
         assert imported.lacks_attributes
         (copy,) = await other.sandboxes.create(from_snapshot=imported.snapshot.id)
         assert await content(copy.sandbox, "/workspace/dir/file") == ""
+
+
+async def test_the_environment_travels_with_a_snapshot(tmp_path: Path) -> None:
+    """Into sandboxes made from it, and their forks; what is asked for here wins. Without any a record is as before."""
+    file = tmp_path / "work.snapshot"
+    there = {"A": "of the snapshot", "B": "line\nbreak \u6f22", "PATH_LIKE": "/a:/b"}
+    async with World.make(tmp_path / "one", "local").server(env=there) as one:
+        plain = (await one.snapshots.create()).snapshot
+        assert plain.env == tuple(sorted(there.items()))
+        await export_snapshot(one.sandboxes, plain.id, file)
+        (forked,) = (await fork(one.sandboxes)).made
+        assert await _variables(forked.sandbox, *there) == there
+    async with World.make(tmp_path / "other", "local").server(env={"A": "of here"}) as other:
+        imported = await import_snapshot(other.sandboxes, file)
+        (copy,) = await other.sandboxes.create(from_snapshot=imported.snapshot.id, name="copy")
+        assert await _variables(copy.sandbox, *there) == {**there, "A": "of here"}
+        again = (await other.snapshots.create("copy")).snapshot
+        assert dict(again.env) == {**there, "A": "of here"}
+        own = (await other.sandboxes.open()).sandbox
+        assert await _variables(own, "A", "B") == {"A": "of here", "B": ""}
+    async with World.make(tmp_path / "bare", "local").server() as bare:
+        snapshot = (await bare.snapshots.create()).snapshot
+        assert b'"env"' not in snapshot.canonical()
+
+
+async def _variables(sandbox: Sandbox, *names: str) -> dict[str, str]:
+    said = await run(sandbox, "python3", "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+    found = json.loads(said.stdout)
+    return {name: found.get(name, "") for name in names}
 
 
 def _schema(file: Path) -> int:
