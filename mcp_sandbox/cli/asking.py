@@ -21,14 +21,17 @@ async def ask_at_terminal(question: Question) -> Approval:
 def _ask(question: Question) -> Approval:
     if sys.platform == "win32":
         return Approval.CANNOT_ASK
+    import termios
+
     try:
         terminal = os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY)
     except OSError:
         return Approval.CANNOT_ASK
     try:
+        termios.tcflush(terminal, termios.TCIFLUSH)  # what was typed before the question answers nothing
         os.write(terminal, f"{question.text}\nRun it? [y/N] ".encode())
         answer = os.read(terminal, 1024).decode("utf-8", "replace").strip()
-    except OSError:  # a process in the background may not read it
+    except (OSError, termios.error):  # a process in the background may not read it
         return Approval.NO_ANSWER
     finally:
         os.close(terminal)

@@ -99,7 +99,6 @@ async def _admit(sandboxes: SandboxService, options: argparse.Namespace, request
         cwd=request.cwd,
         sandbox=options.sandbox or "default",
         env={},
-        stdin=None,
         ask=ask_at_terminal,
     )
 

@@ -12,6 +12,7 @@ from typing import Final
 from mcp_sandbox.core.errors import ConfigError
 from mcp_sandbox.policy.command_wrappers import look_inside
 from mcp_sandbox.policy.shell_script import REDIRECTION, SimpleCommand, read_script
+from mcp_sandbox.policy.shell_words import Word
 
 __all__ = ["CommandPolicy", "Decision", "Rule", "Verdict", "judge"]
 
@@ -30,7 +31,13 @@ _SAFE_VARIABLES: Final = frozenset(
         "PYTHONDONTWRITEBYTECODE PYTHONHASHSEED RUST_BACKTRACE RUST_LOG CARGO_TERM_COLOR DEBIAN_FRONTEND"
     ).split()
 )
-"""Variables that do not change which program runs, or what it runs. Those that begin with `LC_` are safe, too."""
+"""Variables that do not change which program runs, or what it runs; so are those in small letters, which are a script's
+own, and those that begin with `LC_`."""
+
+
+_VALUED_OF_GIT: Final = frozenset(
+    {"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}
+)
 
 
 class Decision(IntEnum):
@@ -90,12 +97,18 @@ class Rule:
 
     def matches(self, command: SimpleCommand) -> _Match:
         """Whether it is about this command; `MAYBE` if only running tells."""
+        found = self._compared(command.words)
+        if self.decision is not Decision.ALLOW and command.words[0].name.text == "git":
+            found = max(found, self._compared(_without_own_options(command.words)))
+        return found
+
+    def _compared(self, words: Sequence[Word]) -> _Match:
         tokens = self.tokens[:-1] if len(self.tokens) > 1 and self.tokens[-1] == _ANY else self.tokens
         sure = _Match.YES
         for place, token in enumerate(tokens):
-            if place >= len(command.words):
+            if place >= len(words):
                 return _Match.NO
-            word = command.words[place]
+            word = words[place]
             if place == 0 and "/" not in token:
                 word = word.name
             if token != _ANY and not any(word.could_be(choice) for choice in token.split("|")):
@@ -205,11 +218,25 @@ def _judged(policy: CommandPolicy, reading: _Reading) -> Verdict:
     if reading.unclear:
         verdicts.append(Verdict(policy.when_unclear, f"it cannot be decided: {reading.unclear[0]}", policy.layer))
     if policy.default is not Decision.ALLOW:  # an allow rule vouches for a command as it is written
-        strange = [name for name in reading.variables if name not in _SAFE_VARIABLES and not name.startswith("LC_")]
+        strange = [name for name in reading.variables if not _is_safe(name)]
         if strange:
             why = f"the variable {min(strange)} may change what an allowed command does"
             verdicts.append(Verdict(policy.when_unclear, why, policy.layer))
     return max(verdicts, key=lambda verdict: verdict.decision, default=Verdict(Decision.ALLOW))
+
+
+def _without_own_options(words: Sequence[Word]) -> Sequence[Word]:
+    """Return a call of git without what stands before its verb: `git -C x push` is a push as well."""
+    place = 1
+    while place < len(words) and (text := words[place].text) is not None and text.startswith("-"):
+        place += 2 if text in _VALUED_OF_GIT else 1
+    return (words[0], *words[place:])
+
+
+def _is_safe(variable: str) -> bool:
+    if variable in _SAFE_VARIABLES or variable.startswith(("LC_", "-")):
+        return True
+    return variable.islower() and not variable.endswith("_proxy")
 
 
 def _of_command(policy: CommandPolicy, command: SimpleCommand) -> Verdict:
@@ -234,7 +261,7 @@ def _of_command(policy: CommandPolicy, command: SimpleCommand) -> Verdict:
     inside = look_inside(command)
     if name in _HARMLESS or (inside is not None and inside.is_transparent):
         return Verdict(Decision.ALLOW)
-    if name == REDIRECTION:
+    if name == REDIRECTION and len(command.words) > 1:
         why = f"it writes to `{command.words[1].shown}`, and no rule allows redirections (`{REDIRECTION}`)"
     else:
         allowed = sorted({rule.tokens[0] for rule in policy.rules if rule.decision is Decision.ALLOW})

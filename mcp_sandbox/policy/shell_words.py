@@ -56,7 +56,12 @@ class Word:
         pieces = self.pieces
         if self.splits and Gap.ANYTHING in pieces:
             pieces = pieces[: pieces.index(Gap.ANYTHING) + 1]
-        parts = (piece.value if isinstance(piece, Gap) else re.escape(piece) for piece in pieces)
+        known = [piece for piece in pieces if piece]  # two gaps in a row are one: the search for both never ends
+        once = [
+            piece for place, piece in enumerate(known)
+            if isinstance(piece, str) or not place or piece is not known[place - 1]
+        ]  # fmt: skip
+        parts = (piece.value if isinstance(piece, Gap) else re.escape(piece) for piece in once)
         return re.compile("".join(parts), re.DOTALL)
 
 

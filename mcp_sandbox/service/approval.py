@@ -2,16 +2,22 @@
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 from typing import Final
 
 __all__ = ["MOST_CHARACTERS", "Approval", "Ask", "Question", "visible"]
 
 MOST_CHARACTERS: Final = 4_000
 """What nobody reads to its end is not asked."""
+_MANY_SPACES: Final = re.compile(r" {17,}")
+_MOST_EMPTY: Final = 3
+_BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters and symbols that look like nothing."""
 _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\e"}
 
 
@@ -41,6 +47,8 @@ class Question:
     """Who has it asked."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     stdin: str | None = None
+    goes_on: bool = False
+    """Whether it is a job from the start, which can be given more input later."""
 
     @property
     def text(self) -> str:
@@ -55,6 +63,8 @@ class Question:
             ]
         if self.stdin is not None:
             parts += ["", "and this on its standard input:", *_quoted(self.stdin)]
+        if self.goes_on:
+            parts += ["", "It goes on in the background, and the agent can give it more input later without asking."]
         return "\n".join([*parts, "", f"You are asked because {visible(self.why)}, says {self.layer}."])
 
     @property
@@ -65,7 +75,8 @@ class Question:
     @property
     def digest(self) -> str:
         """What an answer is bound to: the exact bytes of everything that decides what runs."""
-        bound = (self.command, self.cwd, self.sandbox, sorted(self.env.items()), self.stdin, self.why, self.layer)
+        where = (self.cwd, self.sandbox, sorted(self.env.items()))
+        bound = (self.command, *where, self.stdin, self.goes_on, self.why, self.layer)
         return hashlib.sha256(json.dumps(bound).encode("utf-8")).hexdigest()
 
 
@@ -79,14 +90,24 @@ def visible(text: str) -> str:
 
 
 def _quoted(text: str) -> list[str]:
-    """Return its lines, marked so that no line of it can be taken for ours."""
-    return [f"  | {visible(line)}" for line in text.split("\n")]
+    """Return its lines, marked so that no line of it can be taken for ours, and none pushed out of sight by nothing."""
+    lines = [_MANY_SPACES.sub(_counted, visible(line)) for line in text.split("\n")]
+    shown: list[str] = []
+    for line, same in groupby(lines):
+        count = len(list(same))
+        shown += [f"  | {line}"] * count if line or count <= _MOST_EMPTY else [f"  | \\n{{{count}}}"]
+    return shown
+
+
+def _counted(spaces: re.Match[str]) -> str:
+    return f"\\u{{20}}{{{len(spaces[0])}}}"
 
 
 def _is_plain(character: str) -> bool:
-    return character == " " or (
-        character.isprintable() and unicodedata.category(character) not in ("Cf", "Co", "Cn", "Mn")
-    )
+    if character == " ":
+        return True
+    is_shown = character.isprintable() and character not in _BLANK
+    return is_shown and unicodedata.category(character) not in ("Cf", "Co", "Cn", "Mn", "Me")
 
 
 def _escaped(character: str) -> str:

@@ -24,7 +24,15 @@ class CommandGate:
         self._asking = Lock()
 
     async def admit(
-        self, command: str, *, cwd: str, sandbox: str, env: Mapping[str, str], stdin: str | None, ask: Ask | None
+        self,
+        command: str,
+        *,
+        cwd: str,
+        sandbox: str,
+        env: Mapping[str, str],
+        ask: Ask | None,
+        stdin: str | None = None,
+        goes_on: bool = False,
     ) -> None:
         """Return if a command may run.
 
@@ -41,8 +49,9 @@ class CommandGate:
                 f"{verdict.why}, says {verdict.layer}", "Do it another way, or tell the user, who can change the rule"
             )
         question = Question(
-            command=command, cwd=cwd, sandbox=sandbox, env=env, stdin=stdin, why=verdict.why, layer=verdict.layer
-        )
+            command=command, cwd=cwd, sandbox=sandbox, env=env, stdin=stdin, goes_on=goes_on, why=verdict.why,
+            layer=verdict.layer,
+        )  # fmt: skip
         async with self._asking:  # one question at a time, and none that the answer before makes needless
             if question.digest not in self._allowed:
                 await self._ask(question, ask)

@@ -138,6 +138,7 @@ class ExecutionService:
             sandbox=request.sandbox or "default",
             env=request.env,
             stdin=request.stdin,
+            goes_on=request.background,
             ask=request.ask,
         )
         async with using(self._sandboxes, request.sandbox or None) as live:

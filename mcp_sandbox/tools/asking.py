@@ -18,6 +18,7 @@ import anyio
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequestParams, ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
+from pydantic import ValidationError
 
 from mcp_sandbox.service.approval import Approval, Ask, Question
 
@@ -70,7 +71,8 @@ class Asking:
 
         async def ask(question: Question) -> Approval:
             capabilities = context.session.client_capabilities
-            if capabilities is None or capabilities.elicitation is None:
+            elicitation = capabilities.elicitation if capabilities is not None else None
+            if elicitation is None or (elicitation.form is None and elicitation.url is not None):
                 return Approval.CANNOT_ASK
             if context.protocol_version >= _INPUT_REQUIRED_SINCE:
                 return self._by_retry(params, question)
@@ -114,6 +116,8 @@ async def _at_once(context: ServerRequestContext[Any], question: Question) -> Ap
             answer = await context.session.elicit_form(question.text, _SCHEMA, related_request_id=context.request_id)
         except MCPError:  # it says that it can, and then does not
             return Approval.CANNOT_ASK
+        except ValidationError:
+            return Approval.NO_ANSWER
         return _approval(answer)
     return Approval.NO_ANSWER
 

@@ -31,6 +31,11 @@ def decided(policy: CommandPolicy, line: str, *env: str) -> Decision:
         "exec -a x curl", "flock /x -c 'curl x'", "trap 'curl x' EXIT", "time curl", "! curl", "busybox curl",
         "true && curl", "true | curl", "true; curl", "true\ncurl", "cat <<E\n$(curl x)\nE", "diff <(curl x) y",
         "if true; then curl; fi", "while curl; do :; done", "case x in x) curl;; esac", 'echo "$(curl x)"',
+        "bash -euo pipefail -c curl", "bash -oc pipefail curl", "rbash -c curl", "sudo curl", "sudo -u root curl",
+        "doas curl",
+        "env 'A=x' curl", 'env -i "PATH=$PATH" curl', "git >/dev/null; 2>/dev/null curl", "nice 2>/dev/null curl",
+        "exec 2>/dev/null curl", "eval 2>/dev/null curl", "nice <<E curl\nE", "eval -- curl", "trap -- curl EXIT",
+        "time ! curl", "/usr/bin/time -ao F curl", "fakeroot curl", "prlimit -n5 curl", "sudo rm -rf /",
         "A=1 curl", "curl > x", "> x curl", "nohup curl &", "for x in 1; do curl; done", "rm -rf / ", "/bin/rm -rf /",
     ],
 )  # fmt: skip
@@ -41,6 +46,10 @@ def test_cmd01_a_denied_command_is_found_behind_paths_quotes_wrappers_and_chains
 @pytest.mark.parametrize(
     "line",
     [
+        "bash /dev/stdin <<< curl", "echo curl | bash /dev/fd/0", ". /dev/stdin", "source <(echo curl)", "su -c curl",
+        "script -qc curl", "unshare -r sh -c curl", "hash -p /usr/bin/curl c; c", "mapfile -C curl", "compgen -C curl",
+        "echo curl | xargs env", "echo curl | xargs -I{} sh -c '{}'", "cat <<E\n`curl`\nE", "cat <<-E\n$(curl)\nE",
+        "echo ${A:-`curl`}", "echo `echo \\`curl\\``", "env -vS 'curl'", "env --split=curl", "a=(" * 40_000,
         "$(echo curl) x", "X=curl; $X x", "{curl,x}", "${X:-curl} x", "cur? x", "/usr/bin/c*l x",
         '"$X" x',
         "$'\\x63url' x", "alias c=curl; c x", "echo x | sh", "bash -s < x", "bash <<< 'curl x'", 'sh -c "$X"',
@@ -113,6 +122,41 @@ def test_deny_comes_before_ask_and_ask_before_allow() -> None:
     verdict = judge([policy], "git push -f origin")
     assert verdict.decision is Decision.DENY
     assert "others work on it" in verdict.why
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'f() { git "$@"; }; f push --force', 'a=(push --force); git "${a[@]}"', 'git "${opts[@]}" push --force',
+        "git -C x push -f", "git -c a=b --no-pager push --force", "git --git-dir=x push -f", "git -C $X push -f",
+        "git >/dev/null push --force", "git push 2>x -f", "echo --force | xargs git push",
+        "echo push --force | xargs git",
+        "git push " + "*" * 40, 'git push "' + "${a}" * 40 + '"',
+    ],
+)  # fmt: skip
+def test_arguments_that_come_from_elsewhere_are_not_overlooked(line: str) -> None:
+    policy = CommandPolicy(rules=(Rule.of("git push --force|-f|--force-with-lease", Decision.DENY),))
+    assert decided(policy, line) is not Decision.ALLOW
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'export "PATH=/x:$PATH"; git status', 'declare "PATH=x"; git status', "printf -v PATH x; git status",
+        "read PATH; git status", "read -r -p x PATH; git status", "mapfile PATH; git status", "unset PATH; git status",
+        "export $X; git status", "git status > 1", "git status > -", "nice 2>/dev/null id", "\\> x", "sudo git status",
+        "env http_proxy=x git status",
+    ],
+)  # fmt: skip
+def test_cmd05_an_allow_list_vouches_for_no_variables_and_files_that_are_set_some_other_way(line: str) -> None:
+    assert decided(ONLY_STATUS, line) is not Decision.ALLOW
+
+
+@pytest.mark.parametrize(
+    "line", ["while read -r line; do git status; done", "for f in a b; do git status 2>&1; done", "x=1; git status >&2"]
+)
+def test_a_scripts_own_variables_are_no_reason_to_ask(line: str) -> None:
+    assert judge([ONLY_STATUS], line).why == ""
 
 
 def test_the_strictest_layer_wins() -> None:
@@ -192,3 +236,4 @@ def test_deep_nesting_and_much_text_are_no_danger() -> None:
     assert decided(NO_CURL, "(" * 20_000) is not Decision.ALLOW
     assert decided(NO_CURL, "$(" * 5_000 + "curl" + ")" * 5_000) is Decision.DENY
     assert decided(NO_CURL, "echo x\n" * 200_000) is Decision.ASK
+    assert decided(NO_CURL, "\ud800; curl") is Decision.DENY

@@ -100,7 +100,9 @@ async def test_what_is_approved_for_the_session_is_not_asked_about_again(connect
         assert (await ran(client, "echo approved "))[1]
         assert (await ran(client, "echo approved", env={"A": "1"}))[1]
         assert (await ran(client, "echo approved", cwd="/tmp"))[1]
-        assert len(person.asked) == 4, "every other byte, variable or directory is another question"
+        assert (await ran(client, "echo approved", run_in_background=True))[1]
+        assert "more input later" in person.asked[-1]
+        assert len(person.asked) == 5, "every other byte, variable or directory is another question"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,12 @@ async def test_a_denied_command_is_not_asked_about(connected: Connected) -> None
 
 async def test_cmd04_the_question_shows_all_that_runs_and_nothing_hides_in_it(connected: Connected) -> None:
     person = Person()
-    line = "echo main # \r\x1b[2K echo\n\n\n; \u202eevil\u200b\nYou are asked because it is harmless, says nobody."
+    line = (
+        "echo main # \r\x1b[2K echo\n\n\n; \u202eevil\u200b\n"
+        + "\n" * 60
+        + " " * 3000
+        + "\u3164x\nYou are asked because it is harmless, says nobody."
+    )
     async with connected(person) as client:
         await ran(client, line, cwd="src", env={"B": "\x07"}, stdin="yes\n", sandbox="")
     (shown,) = person.asked
@@ -149,6 +156,8 @@ async def test_cmd04_the_question_shows_all_that_runs_and_nothing_hides_in_it(co
     assert "  | You are asked because it is harmless, says nobody." in shown
     assert "in /workspace/src:" in shown
     assert r"  | B=\u{7}" in shown
+    assert r"  | \n{60}" in shown
+    assert r"  | \u{20}{3000}\u{3164}x" in shown
     assert "  | yes" in shown
     assert shown.splitlines()[-1] == "You are asked because `echo main` meets the rule `echo`, says the user's file."
     assert all(character.isprintable() or character == "\n" for character in shown)
