@@ -55,13 +55,15 @@ class Snapshot:
     """Name of the image that the sandbox started from; empty is the provider's default. Not in records without one."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables that commands had besides the provider's own, sorted; sandboxes from it have them, too. As `image`."""
+    denied: tuple[str, ...] = ()
+    """What of the project its sandbox could not see: globs relative to it. Not in records without any."""
     schema: int = 1
 
     def canonical(self) -> bytes:
         """Return the bytes that the id is the digest of: JSON, sorted keys, no spaces, ASCII."""
         fields = asdict(self)
         fields["native"]["holds"] = sorted(self.native.holds)
-        for name in ("image", "env"):
+        for name in ("image", "env", "denied"):
             if not fields[name]:
                 del fields[name]
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

@@ -12,7 +12,7 @@ from mcp_sandbox.service.limits import changed_limits
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.store.record import SandboxRecord
 
-__all__ = ["Asked", "about_another", "about_configuration", "require_denied"]
+__all__ = ["Asked", "about_another", "about_configuration"]
 
 _SHORT = 12
 
@@ -80,20 +80,6 @@ async def about_configuration(
     if told := changed_limits(record.limits, template.limits, name):
         said.append(told)
     return said
-
-
-def require_denied(record: SandboxRecord, denied: Sequence[str]) -> None:
-    """Return if a sandbox sees nothing of its project that is denied now.
-
-    Raises:
-        ConfigError: It does: it was made when less was denied.
-    """
-    if more := [glob for glob in denied if glob not in record.denied]:
-        raise ConfigError(
-            f"Sandbox {record.name or record.id[:_SHORT]} not used",
-            why=f"it was made before {', '.join(more)} was denied, and can see it",
-            fix="End it with everything in it (`sandbox_destroy`), or take capabilities.filesystem.denied back",
-        )
 
 
 def _differing(live: LiveSandbox, asked: Asked) -> list[_Difference]:

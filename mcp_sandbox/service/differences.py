@@ -7,6 +7,7 @@ from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, StartState, State
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError
 from mcp_sandbox.core.provider import unsupported
+from mcp_sandbox.service.denials import require_denied_in
 from mcp_sandbox.service.paths import resolve
 from mcp_sandbox.service.sandboxes import SandboxService
 
@@ -60,6 +61,7 @@ async def compare(
 async def _state(sandboxes: SandboxService, name: str, handle: str | None) -> tuple[str, State]:
     if name not in (LIVE, START):
         stored = await sandboxes.snapshot(name)
+        require_denied_in(stored, sandboxes.denied)
         provider = sandboxes.contents.provider_of(stored)
         return provider, await sandboxes.contents.of(stored, provider)
     record = await sandboxes.find(handle)

@@ -166,7 +166,13 @@ class Preparer:
         try:
             note = f"setup {key[:12]}: what new sandboxes start from"
             snapshot = Snapshot(
-                sandbox=passing.id, parent=None, created_at=now(), note=note, native=native, image=spec.image or ""
+                sandbox=passing.id,
+                parent=None,
+                created_at=now(),
+                note=note,
+                native=native,
+                image=spec.image or "",
+                denied=spec.denied,
             )
             self._snapshots.save(StoredSnapshot(snapshot=snapshot, owner=self._owner))
             self._snapshots.note_setup(key, snapshot.id)

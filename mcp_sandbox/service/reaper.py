@@ -192,7 +192,10 @@ class Reaper:
         async with attached as sandbox:
             native = await sandbox.snapshot(SnapshotRequest())
         note = f"sandbox {record.name or record.id[:12]}, which was unused since {record.last_used_at}"
-        snapshot = Snapshot(sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native)
+        snapshot = Snapshot(
+            sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native,
+            denied=record.denied,
+        )  # fmt: skip
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(self.snapshots.save, StoredSnapshot(snapshot=snapshot, owner=record.owner))
 

@@ -15,11 +15,12 @@ from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.service.all_or_none import all_or_none
-from mcp_sandbox.service.announcing import Asked, about_another, about_configuration, require_denied
+from mcp_sandbox.service.announcing import Asked, about_another, about_configuration
 from mcp_sandbox.service.behind import Behind
 from mcp_sandbox.service.connections import Connections, LiveSandbox
 from mcp_sandbox.service.contents import Contents
 from mcp_sandbox.service.demands import Demands
+from mcp_sandbox.service.denials import require_denied, require_denied_in
 from mcp_sandbox.service.fallback import first_usable
 from mcp_sandbox.service.housekeeping import Housekeeping
 from mcp_sandbox.service.images import image_name
@@ -175,6 +176,7 @@ class SandboxService:
         chosen = provider or self.contents.provider_of(stored)
         await self._providers.get(chosen)
         if stored is not None:
+            require_denied_in(stored, self._template.denied)
             await self.contents.of(stored, chosen)
             image = await self.contents.image_of(stored, chosen)
         model = replace(self._record(), provider=chosen, parent=stored.id if stored else None)
@@ -291,6 +293,11 @@ class SandboxService:
         }  # fmt: skip
         stored = self.snapshots.only(prefix, **whose)
         return stored or await to_thread.run_sync(lambda: self.snapshots.find(prefix, **whose))
+
+    @property
+    def denied(self) -> Sequence[str]:
+        """What of the project its sandboxes must not see."""
+        return self._template.denied
 
     def spec_of(self, record: SandboxRecord) -> SandboxSpec:
         """Return what a sandbox is created from."""

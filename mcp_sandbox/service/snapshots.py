@@ -12,6 +12,7 @@ from mcp_sandbox.core.errors import InvalidRequestError, SandboxError, Unsupport
 from mcp_sandbox.core.provider import Sandbox, unsupported
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.core.snapshot import NativeContent, Snapshot, SnapshotId, SnapshotRequest
+from mcp_sandbox.service.denials import require_denied_in
 from mcp_sandbox.service.lineage import Branch, lineage
 from mcp_sandbox.service.partial import PartialRestore, chosen_paths
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxService
@@ -138,6 +139,7 @@ class SnapshotService:
         stored = await self._sandboxes.snapshot(snapshot)
         async with using(self._sandboxes, handle) as live:
             _require(live, Verb.SNAPSHOT)
+            require_denied_in(stored, live.record.denied)
             if not targets:
                 _require(live, Verb.RESTORE)
             image = live.record.image or ""
@@ -222,7 +224,7 @@ class SnapshotService:
         native = await _everything(live.sandbox)
         snapshot = Snapshot(
             sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native,
-            image=record.image or "", env=tuple(sorted(record.env.items())),
+            image=record.image or "", env=tuple(sorted(record.env.items())), denied=record.denied,
         )  # fmt: skip
         stored = StoredSnapshot(snapshot=snapshot, owner=record.owner, before_restore=before_restore)
         try:

@@ -41,6 +41,7 @@ _COMPRESSED_MOST: Final = CHUNK_BYTES + (64 << 10)
 _MANIFEST_MOST: Final = 512 << 20
 _RECORD_MOST: Final = 64 << 10
 _TEXT_MOST: Final = 1000
+_DENIED_MOST: Final = 1000
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z\Z")
 _NAME: Final = re.compile(r"[a-z0-9_.-]{1,64}\Z")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
@@ -255,9 +256,11 @@ def _record(data: bytes) -> _Record:
 def _snapshot(raw: Mapping[str, Any]) -> Snapshot:
     native: dict[str, Any] = {**raw["native"]}
     native["holds"] = frozenset(Facet(facet) for facet in native["holds"])
+    denied = tuple(raw.get("denied", ()))[:_DENIED_MOST]
     whole: dict[str, Any] = {**raw, "native": NativeContent(**native), "env": pairs(raw.get("env", ()))}
+    whole["denied"] = denied
     snapshot = Snapshot(**whole)
-    texts = (snapshot.note, snapshot.cwd, snapshot.image, snapshot.native.ref, snapshot.native.method)
+    texts = (snapshot.note, snapshot.cwd, snapshot.image, snapshot.native.ref, snapshot.native.method, *denied)
     numbers = (snapshot.native.paused_s, snapshot.native.size_bytes or 0)
     if (
         any(type(text) is not str or len(text) > _TEXT_MOST for text in texts)

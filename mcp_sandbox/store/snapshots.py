@@ -300,6 +300,7 @@ def _snapshot(fields: Mapping[str, Any]) -> Snapshot:
     native: dict[str, Any] = {**fields["native"]}
     native["holds"] = frozenset(Facet(facet) for facet in native["holds"])
     whole: dict[str, Any] = {**fields, "native": NativeContent(**native), "env": pairs(fields.get("env", ()))}
+    whole["denied"] = tuple(str(glob) for glob in fields.get("denied", ()))
     return Snapshot(**whole)
 
 

@@ -68,7 +68,7 @@ class DenialContract(Contract):
             await provider.create(guarded_spec)
         assert guarded_spec.id not in [info.id for info in await provider.list()]
 
-    async def test_fs_11_what_is_denied_is_there_for_no_tool_and_no_command(self, guarded: Sandbox) -> None:
+    async def test_fs11_what_is_denied_is_there_for_no_tool_and_no_command(self, guarded: Sandbox) -> None:
         found = set(await entries(guarded, "/workspace", 9))
         assert {name for name in found if not name.endswith(("a", "a/b"))} == {*SEEN, "to-secret"}
         for name in (*HIDDEN, "to-secret"):
@@ -79,7 +79,7 @@ class DenialContract(Contract):
             assert (outcome.stdout, outcome.exit_code) == (b"0\n", 1)
             assert (await sh(guarded, "cat .env secrets/key a/b/k.pem to-secret")).stdout == b""
 
-    async def test_fs_10_it_stays_away_whatever_is_renamed_and_however_often_it_starts(
+    async def test_fs10_it_stays_away_whatever_is_renamed_and_however_often_it_starts(
         self, provider: Provider, guarded: Sandbox
     ) -> None:
         await guarded.rename(RenameRequest(source="/workspace/a", target="/workspace/moved"))
@@ -93,7 +93,7 @@ class DenialContract(Contract):
             if again.capabilities.runs_programs:
                 assert (await sh(again, EVERYTHING)).stdout == b"0\n"
 
-    async def test_fs_11_no_snapshot_fork_or_comparison_shows_it(self, provider: Provider, guarded: Sandbox) -> None:
+    async def test_fs11_no_snapshot_fork_or_comparison_shows_it(self, provider: Provider, guarded: Sandbox) -> None:
         await put(guarded, "/workspace/.env", b"its own")
         if guarded.capabilities.supports(Verb.DIFF):
             request = DiffRequest(

@@ -8,7 +8,10 @@ from pathlib import Path
 from tests.attacks.not_yet import NOT_YET
 
 REPOSITORY = Path(__file__).parents[2]
-WHERE = ("tests/attacks", "tests/interaction", "tests/conformance/test_local.py")
+WHERE = (
+    "tests/attacks", "tests/interaction", "tests/conformance/test_local.py", "tests/manifest",
+    "tests/cli/test_manifest.py", "tests/cli/test_setup.py",
+)  # fmt: skip
 """What runs as root and as an ordinary user."""
 
 NUMBERS = {
@@ -20,6 +23,7 @@ NUMBERS = {
     "FT": (1, 2, 3, 4, 5, 6, 7, 8),  # file tools
     "SNAP": (1, 2, 3, 4, 5, 6),  # snapshots
     "CRASH": (1, 2, 3, 4, 5),  # crashes and faults
+    "CFG": (1, 2, 3, 4, 5, 6),  # configuration
     "CMD": (1, 2, 3, 4, 5),  # rules for commands
 }
 CASES = {f"{kind}-{number:02}" for kind, numbers in NUMBERS.items() for number in numbers}

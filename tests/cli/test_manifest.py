@@ -91,7 +91,7 @@ def test_policy_explain_says_what_holds_and_who_said_it(cli: CommandLine) -> Non
     assert "which may only narrow" in text
 
 
-def test_cfg_01_a_project_that_widens_is_refused_and_the_key_is_named(machine: CommandLine) -> None:
+def test_cfg01_a_project_that_widens_is_refused_and_the_key_is_named(machine: CommandLine) -> None:
     own = CommandLine(machine.home, machine.project, {"XDG_CONFIG_HOME": str(machine.project.parent / "config")})
     path = machine.project.parent / "config" / "mcp-sandbox" / "config.yaml"
     path.parent.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_cfg_01_a_project_that_widens_is_refused_and_the_key_is_named(machine: C
     assert b"policy.providers: a project may not say this" in own.run("exec", "--", "true").stderr
 
 
-def test_cr_08_variables_pass_that_user_and_project_list_and_no_others(machine: CommandLine) -> None:
+def test_cr08_variables_pass_that_user_and_project_list_and_no_others(machine: CommandLine) -> None:
     config = machine.project.parent / "config"
     (config / "mcp-sandbox").mkdir(parents=True)
     (config / "mcp-sandbox" / "config.yaml").write_text("allowed_env: [PUBLIC, UNUSED]\nenv: {FROM_USER: u}\n")
@@ -185,7 +185,7 @@ def test_a_fallback_is_taken_and_told(machine: CommandLine) -> None:
     machine.say("rm", "--own")
 
 
-def test_cfg_03_the_project_cannot_say_where_files_and_state_are(machine: CommandLine) -> None:
+def test_cfg03_the_project_cannot_say_where_files_and_state_are(machine: CommandLine) -> None:
     evil = machine.project / "evil"
     (evil / "mcp-sandbox").mkdir(parents=True)
     (evil / "mcp-sandbox" / "config.yaml").write_text("sandbox: {provider: e2b}\n")
@@ -205,7 +205,7 @@ def test_a_workspace_that_is_another_one_is_refused_at_the_command_line(machine:
     machine.say("rm", "--own")
 
 
-def test_fs_11_what_a_manifest_denies_is_in_no_sandbox_old_or_new(machine: CommandLine) -> None:
+def test_fs11_what_a_manifest_denies_is_in_no_sandbox_old_or_new(machine: CommandLine) -> None:
     (machine.project / "k.pem").write_text("canary-pem")
     look = ("exec", "--", "sh", "-c", "cat k.pem; ls -A")
     _write(machine, "name: x\n")

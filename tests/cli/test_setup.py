@@ -132,7 +132,7 @@ def _check(cli: CommandLine, text: str) -> bytes:
     return cli.run("manifest", "check").stdout
 
 
-def test_cfg_02_files_of_the_project_do_not_lead_out_of_it(machine: CommandLine) -> None:
+def test_cfg02_files_of_the_project_do_not_lead_out_of_it(machine: CommandLine) -> None:
     secret = machine.project.parent / "secret"
     secret.write_text("sesame")
     (machine.project / "link").symlink_to(secret)

@@ -19,9 +19,7 @@ def test_what_a_manifest_says_holds_from_the_first_call(start: Callable[..., Wir
     assert server.exec("echo $FROM", env={"FROM": "call"}).body.strip() == "call"
 
 
-def test_cfg_04_a_manifest_that_a_sandbox_writes_stays_in_there(
-    start: Callable[..., WireClient], project: Path
-) -> None:
+def test_cfg04_a_manifest_that_a_sandbox_writes_stays_in_there(start: Callable[..., WireClient], project: Path) -> None:
     scope = ("serve", "--project", str(project))
     written = start(*scope).exec(
         "echo 'limits: {pids: 9999}' > mcp-sandbox.yaml; echo x > agent.manifest; cat mcp-sandbox.yaml"
@@ -85,3 +83,26 @@ def test_a_rule_that_its_own_example_proves_wrong_is_refused(start: Callable[...
     assert refused.is_error
     assert "capabilities.commands in mcp-sandbox.yaml" in refused.text
     assert "its example 'git pull' is not matched" in refused.text
+
+
+def test_snap03_a_snapshot_of_a_laxer_time_does_not_bring_back_what_is_denied_now(
+    start: Callable[..., WireClient], project: Path
+) -> None:
+    (project / ".env").write_text("canary-env")
+    scope = ("serve", "--project", str(project), "--tools", "full")
+    lax = start(*scope)
+    assert "canary-env" in lax.exec("echo more >> .env; cat .env").text
+    taken = lax.call("snapshot_create").text.split()[0]
+    lax.close()
+    (project / "mcp-sandbox.yaml").write_text("limits: {pids: 100}\ncapabilities: {filesystem: {denied: [.env]}}\n")
+    strict = start(*scope)
+    assert "was made before .env was denied" in strict.exec("cat .env").text
+    listed = strict.call("sandbox_list").text
+    strict.call("sandbox_destroy", sandbox=listed.split()[0])
+    assert "canary" not in strict.exec("cat .env; ulimit -u").text
+    for answer in (strict.call("snapshot_restore", snapshot=taken), strict.call("sandbox_create", from_snapshot=taken)):
+        assert answer.is_error
+        assert "was taken before .env was denied" in answer.text
+    own = strict.call("snapshot_create").text.split()[0]
+    assert not strict.call("snapshot_restore", snapshot=own).is_error
+    assert "canary" not in strict.exec("cat .env").text

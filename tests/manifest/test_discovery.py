@@ -98,7 +98,7 @@ def test_a_strangers_file_is_refused(places: tuple[Path, Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "pids: 3", "limits: {pids: x}", "a: &b c", "x: !!python/object:os.system y"])
-def test_cfg_05_a_users_file_that_cannot_be_used_is_no_empty_one(places: tuple[Path, Path, Path], text: str) -> None:
+def test_cfg05_a_users_file_that_cannot_be_used_is_no_empty_one(places: tuple[Path, Path, Path], text: str) -> None:
     admin, user, project = places
     _write(user, text)
     with pytest.raises(ManifestError, match=r"config\.yaml cannot be used"):
@@ -120,7 +120,7 @@ def test_cfg_05_a_users_file_that_cannot_be_used_is_no_empty_one(places: tuple[P
         ("capabilities: {filesystem: {allowed: ['/workspace/../../x']}}", "capabilities.filesystem.allowed[0]"),
     ],
 )
-def test_cfg_06_what_no_project_may_say_is_refused_by_key_and_line(
+def test_cfg06_what_no_project_may_say_is_refused_by_key_and_line(
     places: tuple[Path, Path, Path], text: str, key: str
 ) -> None:
     admin, user, project = places

@@ -58,7 +58,7 @@ def is_within(key: str, ceiling: object, value: object) -> bool:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(_LAYERS, min_size=4, max_size=4), st.booleans())
-def test_cfg_01_what_holds_is_within_what_every_layer_above_said(said: list[dict[str, object]], trusted: bool) -> None:
+def test_cfg01_what_holds_is_within_what_every_layer_above_said(said: list[dict[str, object]], trusted: bool) -> None:
     layers = [
         layer(name, values, trusted=trusted or name != "project") for name, values in zip(_NAMED, said, strict=True)
     ]
@@ -70,7 +70,7 @@ def test_cfg_01_what_holds_is_within_what_every_layer_above_said(said: list[dict
 
 @settings(max_examples=100, deadline=None)
 @given(_LAYERS)
-def test_cfg_01_a_project_that_nobody_trusts_stays_within_what_holds_anyway(said: dict[str, object]) -> None:
+def test_cfg01_a_project_that_nobody_trusts_stays_within_what_holds_anyway(said: dict[str, object]) -> None:
     done = narrow([layer("project", said, trusted=False)])
     for key, ceiling in with_defaults({}).items():
         if key in said:
@@ -118,7 +118,7 @@ def test_what_the_command_line_narrows_is_told_and_not_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["secrets.A", "policy.images", "policy.providers"])
-def test_cfg_06_a_project_never_says_what_operators_alone_do(key: str) -> None:
+def test_cfg06_a_project_never_says_what_operators_alone_do(key: str) -> None:
     found = narrow([layer("project", {key: ("x",)})])
     assert found.held == {}
     assert [each.key for each in found.refused] == [key]
@@ -137,5 +137,5 @@ def test_cfg_06_a_project_never_says_what_operators_alone_do(key: str) -> None:
         ("allowed_env", "*", "HOME", False),
     ],
 )
-def test_net_10_what_an_entry_allows(key: str, wide: str, narrow_one: str, expected: bool) -> None:
+def test_net10_what_an_entry_allows(key: str, wide: str, narrow_one: str, expected: bool) -> None:
     assert covers(key, wide, narrow_one) is expected

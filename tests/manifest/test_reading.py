@@ -144,7 +144,7 @@ _HOSTILE: dict[str, str | bytes] = {
 
 
 @pytest.mark.parametrize("text", _HOSTILE.values(), ids=_HOSTILE)
-def test_cfg_05_hostile_yaml_is_refused_in_bounded_time_and_memory(text: str | bytes, tmp_path: Path) -> None:
+def test_cfg05_hostile_yaml_is_refused_in_bounded_time_and_memory(text: str | bytes, tmp_path: Path) -> None:
     began = time.perf_counter()
     assert problems(text)
     took_s = time.perf_counter() - began
