@@ -21,6 +21,14 @@ OPEN: Final[Mapping[str, Mapping[str, str]]] = {
         "test_signals_under_way_in_one_sandbox_leave_timers_to_others_and_to_the_host": _ONE_USER,
         "test_a_deep_tree_is_copied_restored_and_removed[docker-3000]": "refused: engines lose such paths",
         "test_terminals_of_one_sandbox_leave_some_to_others": "engines mount /dev/pts without a maximum of its own",
-    }
+    },
+    "gvisor": {
+        "test_a_process_whose_first_thread_is_gone_is_killed_with_its_command": "gVisor shows none of its threads",
+        "test_a_program_that_somebody_holds_a_lease_on_holds_nobody_else_up": "cannot begin: gVisor has no leases",
+        "test_a_command_that_is_traced_dies_all_the_same": "cannot begin: only parents trace there",
+        "test_cr07_fs07_agents_buses_and_sockets_of_the_host_are_absent": "the keyrings inside are gVisor's own",
+        "test_res07_a_deadline_ends_what_sleeps_and_what_spins_and_keeps_what_was_said": "its processes have no names on the host",
+        "test_res09_a_daemon_holds_no_call_up_and_ends_with_its_sandbox": "its processes have no names on the host",
+    },
 }
-"""Tests of attacks that still succeed on a provider, and why."""
+"""Tests of attacks that still succeed on a provider, or cannot be played there, and why."""
