@@ -15,6 +15,7 @@ NOT_YET: Final[Mapping[str, str]] = {
 }
 
 _ONE_USER = "without user namespaces the users of all containers are one user of the host, and share what it may have"
+_NAMELESS = "its processes have no names on the host, which the test looks for"
 OPEN: Final[Mapping[str, Mapping[str, str]]] = {
     "docker": {
         "test_watches_of_one_sandbox_leave_some_to_others_and_to_the_host": _ONE_USER,
@@ -27,8 +28,8 @@ OPEN: Final[Mapping[str, Mapping[str, str]]] = {
         "test_a_program_that_somebody_holds_a_lease_on_holds_nobody_else_up": "cannot begin: gVisor has no leases",
         "test_a_command_that_is_traced_dies_all_the_same": "cannot begin: only parents trace there",
         "test_cr07_fs07_agents_buses_and_sockets_of_the_host_are_absent": "the keyrings inside are gVisor's own",
-        "test_res07_a_deadline_ends_what_sleeps_and_what_spins_and_keeps_what_was_said": "its processes have no names on the host",
-        "test_res09_a_daemon_holds_no_call_up_and_ends_with_its_sandbox": "its processes have no names on the host",
+        "test_res07_a_deadline_ends_what_sleeps_and_what_spins_and_keeps_what_was_said": _NAMELESS,
+        "test_res09_a_daemon_holds_no_call_up_and_ends_with_its_sandbox": _NAMELESS,
     },
 }
 """Tests of attacks that still succeed on a provider, or cannot be played there, and why."""
