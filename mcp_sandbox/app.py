@@ -80,6 +80,7 @@ async def open_sandboxes(
     provider: str = "",
     image: str = "",
     everywhere: bool = False,
+    only_looks: bool = False,
     max_sandboxes: int = Lifetimes().max_sandboxes,
     wanted: WantedLimits | None = None,
     start: Start | None = None,
@@ -93,6 +94,7 @@ async def open_sandboxes(
         provider: The name of the provider of new sandboxes; empty is the default one.
         image: What new sandboxes start from: a name, or the operator's path of something to import.
         everywhere: Whether handles and lists reach beyond the project.
+        only_looks: Whether no sandbox will be made, so that the project does not matter.
         max_sandboxes: How many sandboxes a project may have.
         wanted: Limits of new sandboxes; `None` is those that `MCP_SANDBOX_MEMORY` and the like ask for.
         start: What new sandboxes start as; `None` is what `MCP_SANDBOX_WORKSPACE` and `MCP_SANDBOX_RUNTIME` say.
@@ -103,7 +105,7 @@ async def open_sandboxes(
         ConfigError: The state directory cannot be used, or a sandbox of this project would show it.
     """
     state = await to_thread.run_sync(open_state)
-    if project and f"{state.root.resolve()}/".startswith(f"{project}/"):
+    if project and not only_looks and f"{state.root.resolve()}/".startswith(f"{project}/"):
         raise ConfigError(
             "No sandbox for this project",
             why="the directory of the project holds the state of all sandboxes",

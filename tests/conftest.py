@@ -76,7 +76,13 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     One for all tests: an engine may build in it, once, what every sandbox stands on.
     """
     tmp_path = tmp_path_factory.mktemp("state")
-    places = [tmp_path, Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm"), Path("/dev/shm"), Path("/var/tmp")]
+    # Not below pytest's own: it removes what killed runs left, and trees of ours may be too deep for it.
+    places = [
+        Path(tempfile.gettempdir()),
+        Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm"),
+        Path("/dev/shm"),
+        Path("/var/tmp"),
+    ]
     place = next((p for p in places if os.access(p, os.W_OK) and not _is_overlay(p.resolve())), tmp_path)
     directory = Path(tempfile.mkdtemp(prefix="mcp-sandbox-test-", dir=place))
     yield directory

@@ -18,7 +18,7 @@ from mcp_sandbox.cli.event_loop import run_loop
 from mcp_sandbox.cli.options import add_json, parser
 from mcp_sandbox.cli.running import until_signal
 from mcp_sandbox.cli.tables import print_json
-from mcp_sandbox.core.errors import ProviderError, SandboxError
+from mcp_sandbox.core.errors import InvalidRequestError, ProviderError, SandboxError
 from mcp_sandbox.core.examination import Fence, Shortcoming
 from mcp_sandbox.core.exec import ExecRequest, Exited
 from mcp_sandbox.core.leftovers import EXPIRES
@@ -131,10 +131,17 @@ async def _use(finding: _Finding, state: StateDirectories) -> None:
         finding.isolation = provider.capabilities.isolation.name.lower()
         async with _step(finding, "self-test"):
             await _examined(finding, provider)
-        spec = replace(template(""), id=new_sandbox_id(), labels={"mcp-sandbox.owner": "doctor", EXPIRES: now()})
+        labels = {"mcp-sandbox.owner": "doctor", EXPIRES: now()}
+        spec = replace(template(""), id=new_sandbox_id(), labels=labels, fetch_image=False)
         try:
-            async with _step(finding, "create"):
-                sandbox = await provider.create(spec)
+            try:
+                async with _step(finding, "create"):
+                    sandbox = await provider.create(spec)
+            except InvalidRequestError as error:  # no image: whoever only asks how things are wants none pulled
+                finding.failed_at = ""
+                lack = Shortcoming(what="no sandbox was made", why=error.why, fix=error.fix)
+                finding.shortcomings = [*finding.shortcomings, lack]
+                return
             async with sandbox, _step(finding, "exec"):
                 await _say(sandbox, "it works")
         finally:

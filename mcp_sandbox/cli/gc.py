@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     add_json(reader)
     add_scope(reader)
     options = reader.parse_args(arguments)
-    return run(options, lambda sandboxes: _collect(sandboxes, options))
+    return run(options, lambda sandboxes: _collect(sandboxes, options), only_looks=True)
 
 
 async def _collect(sandboxes: SandboxService, options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     add_json(reader)
     add_scope(reader)
     options = reader.parse_args(arguments)
-    return run(options, lambda sandboxes: _list(sandboxes, options))
+    return run(options, lambda sandboxes: _list(sandboxes, options), only_looks=True)
 
 
 async def _list(sandboxes: SandboxService, options: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     options = reader.parse_args(arguments)
     if not options.sandbox and not options.own:
         reader.error("name sandboxes, or give --own")
-    return run(options, lambda sandboxes: _destroy(sandboxes, options))
+    return run(options, lambda sandboxes: _destroy(sandboxes, options), only_looks=True)
 
 
 async def _destroy(sandboxes: SandboxService, options: argparse.Namespace) -> int:

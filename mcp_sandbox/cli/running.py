@@ -25,8 +25,12 @@ def run(
     command: Callable[[SandboxService], Awaitable[int]],
     wanted: WantedLimits | None = None,
     start: Start | None = None,
+    *,
+    only_looks: bool = False,
 ) -> int:
     """Run a command on the sandboxes that its options ask for, and return its exit status.
+
+    One that `only_looks` at what there is, or removes it, may be run where no sandbox can be made.
 
     SIGINT, SIGTERM and SIGHUP cancel it, so that it cleans up; a second one ends the process at once.
     """
@@ -38,6 +42,7 @@ def run(
             provider=options.provider or "",
             image=getattr(options, "image", ""),
             everywhere=True,
+            only_looks=only_looks,
             wanted=wanted,
             start=start,
         ) as sandboxes:

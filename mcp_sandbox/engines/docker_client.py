@@ -82,15 +82,15 @@ def _find(environ: Mapping[str, str]) -> DockerClient:
         raise ProviderUnavailableError(
             "No container engine can be used", why=f"the Python package 'docker' is missing ({error})", fix=_INSTALL
         ) from error
-    tried: list[str] = []
+    tried: dict[str, list[str]] = {}
     for candidate in candidates(environ):
         try:
             return _connected(candidate)
         except ProviderError as error:
-            tried.append(f"{candidate.origin}{_place(candidate)}: {error.why}")
+            tried.setdefault(error.why, []).append(f"{candidate.origin}{_place(candidate)}")
     raise ProviderUnavailableError(
         "No container engine answers",
-        why="; ".join(tried),
+        why="".join("\n    ".join([f"\n  {why}:", *places]) for why, places in tried.items()),
         fix="Start Docker or Podman (`sudo systemctl start docker`, `podman system service --time=0 &`), "
         "or name its socket in DOCKER_HOST",
     )

@@ -92,7 +92,8 @@ class ImageStore:
         records = _records(self.root)
         if name not in records or not self._is_there(records[name]["base"]):
             raise InvalidRequestError(
-                f"No image {name[:80]!r}", why=f"the images are: {', '.join(sorted(records)) or 'none'}",
+                f"No image {name[:80]!r}",
+                why=f"each provider has its own, and this one has {', '.join(sorted(records)) or 'none'}",
                 fix="Use one of them, or have the operator add it: `mcp-sandbox image --help`",
             )  # fmt: skip
         return records[name]["base"]

@@ -18,7 +18,7 @@ TOOLS = (
         properties={
             "name": {"type": "string", "description": "Name to call it by; with count > 1, name-1, name-2, ..."},
             "provider": {"type": "string", "description": "Engine; default: the configured one"},
-            "image": {"type": "string", "description": "Name of an image"},
+            "image": {"type": "string", "description": "Name of an image; each provider has its own"},
             "from_snapshot": {"type": "string", "description": "Id prefix of a snapshot to start from"},
             "count": {"type": "integer", "description": "How many", "default": 1, "minimum": 1, "maximum": 100},
         },

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import ROOT, CommandLine
 
-from mcp_sandbox.engines.fences import FENCES
+from mcp_sandbox.engines.fences import FENCES, LIMIT_FENCES
 
 __all__: list[str] = []
 
@@ -46,10 +46,13 @@ def cli(tmp_path: Path, state_directory: Path) -> CommandLine:
 def test_doctor_shows_every_fence_and_what_each_step_took(cli: CommandLine) -> None:
     finding = _doctor(cli)  # in a user namespace of its own, as in a container
     assert finding["ok"], finding
-    assert [(fence["name"], fence["holds"]) for fence in finding["fences"]] == [(name, True) for name in FENCES]
+    names = [fence["name"] for fence in finding["fences"]]
+    limits = {name for name, _ in LIMIT_FENCES.values()}  # where this machine can enforce them
+    assert [name for name in names if name not in limits] == list(FENCES)
+    assert all(fence["holds"] for fence in finding["fences"])
     assert list(finding["milliseconds"]) == ["state", "load", "open", "self-test", "create", "exec", "destroy"]
     done = cli.run("doctor", "local")
-    assert done.stdout.decode().count("\n  holds ") == len(FENCES)
+    assert done.stdout.decode().count("\n  holds ") >= len(FENCES)
 
 
 def test_hidden_parts_of_proc(cli: CommandLine) -> None:

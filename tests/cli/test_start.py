@@ -131,6 +131,7 @@ def test_a_project_that_holds_the_state_is_refused(cli: CommandLine) -> None:
     done = cli.run("exec", "--", "true")
     assert done.returncode == 2
     assert b"holds the state" in done.stderr
+    assert cli.run("ls").returncode == 0, "what only looks makes nothing that could show it"
 
 
 def test_without_a_command_a_terminal_gets_help(cli: CommandLine) -> None:

@@ -105,7 +105,9 @@ async def test_the_error_lists_every_place_and_why_it_was_none(home: Path, dead:
         await open_client(_environ(home))
     assert f"unix://{dead}" in refused.value.why
     assert "refused" in refused.value.why
-    assert f"Colima (unix://{home}/.colima/default/docker.sock): No such file" in refused.value.why
+    lines = refused.value.why.splitlines()
+    assert f"    Colima (unix://{home}/.colima/default/docker.sock)" in lines, "each place has a line of its own"
+    assert len([line for line in lines if "No such file" in line]) == 1, "each reason is given once"
     assert "DOCKER_HOST" in refused.value.fix
 
 
