@@ -262,6 +262,7 @@ class SnapshotContract(Contract):
             with pytest.raises(UnsupportedError):
                 await sandbox.snapshot(SnapshotRequest(holds=frozenset({Facet.FILES, facet})))
 
+    @pytest.mark.timeout(240)
     async def test_a_long_chain_of_snapshots_keeps_every_link(self, snapshots: None, sandbox: Sandbox) -> None:
         """More than layers can be stacked: none is lost when they are merged."""
         contents: list[NativeContent] = []

@@ -35,6 +35,7 @@ __all__ = ["TestDocker", "TestDockerOnGvisor", "TestPodman"]
 
 _OF_THE_AGENT: Final = (ArchiveContract, DirectoryContract, ExecutionContract, FileContract, PortContract)
 _OF_THE_KERNEL: Final = (KernelContract, ProcessTreeContract)
+_LONG: Final = ("test_a_long_chain_of_snapshots_keeps_every_link",)
 _SHARING: Final = (*_OF_THE_AGENT, *_OF_THE_KERNEL)
 """Whose tests are content with a sandbox that others had."""
 
@@ -72,6 +73,8 @@ class _ContainerContract(ProviderContract):
     runtime: ClassVar[str | None] = None
     left_out: ClassVar[tuple[type, ...]] = ()
     """What runs only if the whole contract was asked for."""
+    long: ClassVar[tuple[str, ...]] = ()
+    """Names of tests of which the same holds, for the time that they take."""
     odd: ClassVar[dict[str, str]] = {}
     """Names of tests that cannot pass there, with the parameter if it is that one only, and why."""
 
@@ -87,7 +90,7 @@ class _ContainerContract(ProviderContract):
         if reason := self.odd.get(name) or self.odd.get(request.node.name):
             pytest.skip(reason)
         contract = next(kind for kind in type(self).__mro__ if name in vars(kind))
-        if contract in self.left_out and os.environ.get("MCP_SANDBOX_CONTRACT") != "whole":
+        if (contract in self.left_out or name in self.long) and os.environ.get("MCP_SANDBOX_CONTRACT") != "whole":
             pytest.skip("the engine has no part in it: MCP_SANDBOX_CONTRACT=whole runs it here, too")
         return contract
 
@@ -134,7 +137,7 @@ class TestDockerOnGvisor(_ContainerContract):
     """The same engine, with a kernel between programs and the host's."""
 
     runtime = "runsc"
-    left_out = _OF_THE_AGENT
+    left_out, long = _OF_THE_AGENT, _LONG
     odd: ClassVar = {
         "test_b010_a_deadline_kills_the_whole_tree[a tree that is stopped]": "gVisor ends what is stopped in a process "
         "group without a parent in its session: SIGHUP; `test_closing_a_live_command_ends_its_tree` kills that tree",
@@ -153,7 +156,7 @@ class TestDockerOnGvisor(_ContainerContract):
 class TestPodman(_ContainerContract):
     """Rootless where the tests are."""
 
-    left_out = (*_OF_THE_AGENT, *_OF_THE_KERNEL, DifferenceContract)
+    left_out, long = (*_OF_THE_AGENT, *_OF_THE_KERNEL, DifferenceContract), _LONG
     odd: ClassVar = {
         "test_the_project_is_there_with_modes_times_and_links": "Podman unpacks with times in microseconds",
     }
