@@ -33,10 +33,12 @@ from mcp_sandbox.wrappers.pooled import PooledProvider
 
 if TYPE_CHECKING:
     from mcp_sandbox.policy.command_rules import CommandPolicy
+    from mcp_sandbox.service.applying import ApplyService
     from mcp_sandbox.service.services import Services
 
 __all__ = [
-    "DEFAULT_PROVIDER", "Arrangement", "arrange", "guarded_provider", "open_sandboxes", "open_services", "template",
+    "DEFAULT_PROVIDER", "Arrangement", "apply_service", "arrange", "guarded_provider", "open_sandboxes",
+    "open_services", "template",
 ]  # fmt: skip
 
 DEFAULT_PROVIDER = os.environ.get("MCP_SANDBOX_PROVIDER") or "local"
@@ -195,6 +197,13 @@ def _unknown(provider: str, sources: tuple[str, ...]) -> ConfigError | None:
     return None
 
 
+def apply_service(sandboxes: SandboxService) -> "ApplyService":
+    """Return what brings changes home, for whoever may."""
+    from mcp_sandbox.service.applying import ApplyService
+
+    return ApplyService(sandboxes, open_state().applied)
+
+
 @asynccontextmanager
 async def open_services(
     *,
@@ -205,12 +214,15 @@ async def open_services(
     wanted: WantedLimits | None = None,
     start: Start | None = None,
     pool: int = 0,
+    allow_apply: bool = False,
     commands: "Sequence[CommandPolicy]" = (),
 ) -> "AsyncGenerator[Services]":
     """Open all use cases of one server, as `open_sandboxes` does its part of them, and keep the state tidy.
 
-    `commands` says what each layer of the configuration thinks of commands.
+    `commands` says what each layer of the configuration thinks of commands. With `allow_apply` models can change the
+    project, without anybody being asked.
     """
+    from mcp_sandbox.service.changes import ChangeService
     from mcp_sandbox.service.command_gate import CommandGate
     from mcp_sandbox.service.execution import ExecutionService
     from mcp_sandbox.service.files import FileService
@@ -246,5 +258,7 @@ async def open_services(
             search=SearchService(sandboxes),
             snapshots=SnapshotService(sandboxes),
             ports=ports,
+            changes=ChangeService(sandboxes),
+            applying=apply_service(sandboxes) if allow_apply else None,
         )
         tasks.cancel_scope.cancel()

@@ -38,6 +38,7 @@ COMMANDS = {
     "exec": Command("mcp_sandbox.cli.exec", "run a command in a sandbox"),
     "ls": Command("mcp_sandbox.cli.ls", "list sandboxes"),
     "diff": Command("mcp_sandbox.cli.diff", "show what changed since the start or a snapshot"),
+    "apply": Command("mcp_sandbox.cli.apply", "bring changes home into the project, or take the last ones back"),
     "fork": Command("mcp_sandbox.cli.fork", "make new sandboxes from a live one"),
     "expose": Command("mcp_sandbox.cli.expose", "reach a server in a sandbox from this machine"),
     "rm": Command("mcp_sandbox.cli.rm", "destroy sandboxes"),

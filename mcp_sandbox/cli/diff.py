@@ -2,21 +2,21 @@
 
 import argparse
 import sys
-from collections import Counter
 from typing import Any
 
 from anyio import to_thread
 
+from mcp_sandbox.cli.colours import add_colour, coloured, wants_colour
 from mcp_sandbox.cli.options import add_json, add_sandbox, add_scope, parser
 from mcp_sandbox.cli.running import run
 from mcp_sandbox.cli.tables import print_json
-from mcp_sandbox.core.differences import Action, Change, Differences, Side
-from mcp_sandbox.core.files import FileKind
+from mcp_sandbox.core.differences import Differences, Side
+from mcp_sandbox.service.change_lines import diff_of, summary_line, totals
+from mcp_sandbox.service.changes import TEXT_BYTES, is_told_by_others
 from mcp_sandbox.service.differences import LIVE, START, compare
 from mcp_sandbox.service.paths import display, resolve
-from mcp_sandbox.service.quantities import size
+from mcp_sandbox.service.renames import Entry, with_renames
 from mcp_sandbox.service.sandboxes import SandboxService
-from mcp_sandbox.service.unified import unified
 
 __all__ = ["main", "show"]
 
@@ -26,16 +26,14 @@ sandbox as it is) or `start` (what it started as: the project, or a snapshot).
 Without B it is `live`, without both `start` to `live`. What follows is a
 PATH; put `--` before PATHs that could be ids. Of binary files and those above
 256 KiB a diff only says that they differ, which `git apply` does not take;
-`mcp-sandbox exec -- tar c .` brings everything home. What changed outside of
-/workspace is shown behind `#`, which `git apply` skips."""
+`mcp-sandbox apply` brings everything home. What changed outside of /workspace
+is shown behind `#`, which `git apply` skips."""
 _EXAMPLE = """\
   mcp-sandbox diff
   mcp-sandbox diff 1f2e3d --stat
   mcp-sandbox diff 1f2e3d 9c8b7a src/
   mcp-sandbox diff -- src/ | git apply"""
-_TEXT_BYTES = 256 << 10
 _MOST = 100_000
-_LETTERS = {Action.ADDED: "A", Action.DELETED: "D", Action.MODIFIED: "M", Action.TYPE_CHANGED: "T"}
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
@@ -44,6 +42,7 @@ def main(arguments: list[str]) -> int:
     reader = parser("diff", _SUMMARY, _EXAMPLE)
     reader.add_argument("state", nargs="*", metavar="A B PATH", help="what to compare, and where")
     reader.add_argument("--stat", action="store_true", help="one line for each path instead of a diff")
+    add_colour(reader)
     add_sandbox(reader)
     add_json(reader)
     add_scope(reader)
@@ -68,7 +67,7 @@ async def _diff(sandboxes: SandboxService, options: argparse.Namespace) -> int:
         handle=options.sandbox,
         paths=options.paths,
         limit=_MOST,
-        text_bytes=0 if options.stat or options.json else _TEXT_BYTES,
+        text_bytes=TEXT_BYTES,
     )
     await to_thread.run_sync(show, found, options)
     if options.paths and not found.changes and not found.unseen:
@@ -79,48 +78,29 @@ async def _diff(sandboxes: SandboxService, options: argparse.Namespace) -> int:
 
 def show(found: Differences, options: argparse.Namespace) -> None:
     """Print the changes as the options say, and on standard error what is missing of them."""
+    entries = with_renames(found.changes)
     if options.json:
-        changes = [_facts(change) for change in found.changes]
+        changes = [_facts(entry) for entry in entries]
         print_json({"changes": changes, "truncated": found.truncated, "unseen": found.unseen})
     elif options.stat:
-        for change in found.changes:
-            print(_line(change))
-        print(_total(Counter(change.action for change in found.changes)))
+        for entry in entries:
+            print(summary_line(entry))
+        print(totals(entries))
     else:
-        for change in found.changes:
-            sys.stdout.write(unified(change))
+        in_colour = wants_colour(options)
+        for entry in entries:
+            if not is_told_by_others(entry.change):
+                text = diff_of(entry)
+                sys.stdout.write(coloured(text) if in_colour else text)
     for path in found.unseen:
         print(f"mcp-sandbox: could not be looked at, so what changed is not known: {display(path)}", file=sys.stderr)
     if found.truncated:
         print("mcp-sandbox: there is more; name PATHs to see it", file=sys.stderr)
 
 
-def _line(change: Change) -> str:
-    details = ", ".join([_sizes(change), *_modes(change), *["owner"] * change.owner_differs])
-    return f"{_LETTERS[change.action]} {display(change.path)}  {details}"
-
-
-def _sizes(change: Change) -> str:
-    shown = [_size(side) for side in (change.before, change.after) if side is not None]
-    return shown[0] if len(set(shown)) == 1 else " -> ".join(shown)
-
-
-def _size(side: Side) -> str:
-    return size(side.size_bytes) if side.kind is FileKind.FILE else side.kind
-
-
-def _modes(change: Change) -> list[str]:
-    if change.before is None or change.after is None or change.before.mode == change.after.mode:
-        return []
-    return [f"mode {change.before.mode:04o} -> {change.after.mode:04o}"]
-
-
-def _total(counts: "Counter[Action]") -> str:
-    words = [f"{count} {action.replace('_', ' ')}" for action, count in sorted(counts.items())]
-    return ", ".join(words) or "nothing changed"
-
-
-def _facts(change: Change) -> dict[str, Any]:
+def _facts(entry: Entry) -> dict[str, Any]:
+    change = entry.change
+    renamed = {"renamed_from": entry.source, "similarity": entry.similarity} if entry.source else {}
     return {
         "path": change.path,
         "action": change.action,
@@ -128,6 +108,7 @@ def _facts(change: Change) -> dict[str, Any]:
         "after": _side(change.after),
         "content_differs": change.content_differs,
         "owner_differs": change.owner_differs,
+        **renamed,
     }
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Options", "main"]
 
 _EXAMPLE = "  mcp-sandbox serve --project ~/src/app --tools full"
+_ALLOW_APPLY = "--allow-apply"
 _NAMES = {
     "--project": "project",
     "--provider": "provider",
@@ -46,8 +47,8 @@ class Options:
     """What can be said to a server."""
 
     __slots__ = (
-        "image", "lifetimes", "limits", "network", "pool", "project", "provider", "runtime", "tool_prefix", "tools",
-        "workspace",
+        "allow_apply", "image", "lifetimes", "limits", "network", "pool", "project", "provider", "runtime",
+        "tool_prefix", "tools", "workspace",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,7 @@ class Options:
         workspace: str | None = None,
         runtime: str | None = None,
         network: str | None = None,
+        allow_apply: bool = False,
         limits: "Mapping[str, str | bool | None] | None" = None,
     ) -> None:
         self.project = project
@@ -77,6 +79,7 @@ class Options:
         self.workspace = workspace
         self.runtime = runtime
         self.network = network
+        self.allow_apply = allow_apply
         self.limits = limits or {}
 
 
@@ -125,6 +128,7 @@ def _serve(
         wanted=wanted,
         start=start,
         pool=pool,
+        allow_apply=options.allow_apply,
         wire=wire,
         handover=handover,
     )
@@ -146,12 +150,16 @@ def _announcement(options: Options) -> Announcement:
 def _parsed(arguments: list[str]) -> Options:
     given: dict[str, str] = {}
     limits: dict[str, str | bool | None] = {}
+    allow_apply = False
     rest = iter(arguments)
     for argument in rest:
         option, equals, value = argument.partition("=")
         field, limit = _NAMES.get(option), option.removeprefix("--")
         if argument == f"--{BEST_EFFORT}":
             limits[BEST_EFFORT] = True
+            continue
+        if argument == _ALLOW_APPLY:
+            allow_apply = True
             continue
         text = value if equals else next(rest, None)
         if text is None or (field is None and (limit == option or limit not in LIMIT_OPTIONS)):
@@ -161,7 +169,7 @@ def _parsed(arguments: list[str]) -> Options:
         else:
             given[field] = text
     try:
-        options = Options(**given, limits=limits)
+        options = Options(**given, allow_apply=allow_apply, limits=limits)
     except ValueError:
         return _explained(arguments)
     return options if options.tools in PROFILES and _is_prefix(options.tool_prefix) else _explained(arguments)
@@ -205,6 +213,12 @@ def _explained(arguments: list[str]) -> Options:
         "--pool",
         metavar="N",
         help="keep N further sandboxes started, so that the next ones are there at once (default: 0)",
+    )
+    reader.add_argument(
+        _ALLOW_APPLY,
+        action="store_true",
+        help="let models bring changes home into the project, without asking anybody; `mcp-sandbox apply --undo` takes "
+        "the last ones back (default: only `mcp-sandbox apply` does)",
     )
     add_limits(reader)
     parsed = vars(reader.parse_args(arguments))

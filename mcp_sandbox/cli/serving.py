@@ -37,6 +37,7 @@ def serve(
     wanted: WantedLimits | None,
     start: Start,
     pool: int,
+    allow_apply: bool,
     wire: Wire | None,
     handover: Handover | None,
 ) -> None:
@@ -64,6 +65,7 @@ def serve(
                     wanted=wanted,
                     start=start,
                     pool=pool,
+                    allow_apply=allow_apply,
                 ),
             )
             server = build_server(services.get, profile=profile, prefix=prefix)

@@ -7,6 +7,8 @@ __all__ = ["for_people"]
 _COMMANDS: Final = {
     "snapshot_create": "mcp-sandbox snapshot create",
     "snapshot_list": "mcp-sandbox snapshot list",
+    "changes": "mcp-sandbox diff",
+    "apply_changes": "mcp-sandbox apply",
     "sandbox_list": "mcp-sandbox ls",
     "sandbox_destroy": "mcp-sandbox rm",
     "exec": "mcp-sandbox exec",

@@ -1,4 +1,4 @@
-"""What changed between two states of sandboxes: a snapshot, a live sandbox, or what one started as."""
+"""What changed between two states of sandboxes: a snapshot, a live one, what one started as, its project."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.core.snapshot import NativeContent
 
-__all__ = ["Action", "Change", "DiffRequest", "Differences", "LiveState", "Side", "StartState", "State"]
+__all__ = ["Action", "Change", "DiffRequest", "Differences", "LiveState", "ProjectState", "Side", "StartState", "State"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,17 @@ class StartState:
     sandbox: SandboxId
 
 
-State = NativeContent | LiveState | StartState
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectState:
+    """The project that a sandbox's workspace shows or copied, without anything that was ever changed inside.
+
+    As it is now where it is shown (`Capabilities.workspace_copied` tells), else as it was copied.
+    """
+
+    sandbox: SandboxId
+
+
+State = NativeContent | LiveState | StartState | ProjectState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

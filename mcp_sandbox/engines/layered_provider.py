@@ -5,6 +5,7 @@ import contextlib
 import weakref
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -13,7 +14,7 @@ import anyio.to_thread
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities
-from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, State
+from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, ProjectState, State
 from mcp_sandbox.core.errors import NotFoundError, ProviderUnavailableError, StateError
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.leftovers import Leftover, Remembered
@@ -158,6 +159,8 @@ class LayeredProvider(Provider, Generic[_Sandbox]):
         if isinstance(state, NativeContent):
             return self._engine.store.load_snapshot(state.ref)
         found = self._engine.store.load(state.sandbox)
+        if isinstance(state, ProjectState):
+            return replace(found.as_started(), layers=())
         return found.as_it_is() if isinstance(state, LiveState) else found.as_started()
 
     async def images(self) -> Sequence[Image]:

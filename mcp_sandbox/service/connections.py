@@ -15,6 +15,8 @@ from mcp_sandbox.core.errors import NotFoundError, SandboxError, StateError
 from mcp_sandbox.core.provider import Provider, Sandbox
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotId
+from mcp_sandbox.service.bases import look_again
+from mcp_sandbox.service.behind import Behind
 from mcp_sandbox.service.opened import OpenProviders
 from mcp_sandbox.service.watched import WatchedSandbox
 from mcp_sandbox.store.atomic import alocked
@@ -64,6 +66,7 @@ class Connections:
     Args:
         registry: Where the sandboxes are entered.
         providers: Opened by whoever made this.
+        behind: Where sandboxes that were there before are compared with their projects.
         spec_of: What to create for a record.
         content_of: The content of a snapshot for a provider.
         make: Makes a new sandbox, and says what to tell about it.
@@ -73,6 +76,7 @@ class Connections:
         self,
         registry: Registry,
         providers: OpenProviders,
+        behind: Behind,
         *,
         spec_of: Callable[[SandboxRecord], SandboxSpec],
         content_of: Callable[[SnapshotId, str], NativeContent],
@@ -80,6 +84,7 @@ class Connections:
     ) -> None:
         self._registry = registry
         self._providers = providers
+        self._behind = behind
         self._spec_of = spec_of
         self._content_of = content_of
         self._make = make
@@ -121,8 +126,15 @@ class Connections:
                 provider = await self._provider_of(record, is_new=is_new)
                 found = await self._found(provider, record, is_new=is_new)
                 connection = self._entered(provider, found) if found is not None else None
+                if found is not None and not is_new:
+                    self.look_soon(provider, found.record)
             connection = await self._refreshed(record.id, connection)
             return self._handed_out(connection) if connection is not None else None
+
+    def look_soon(self, provider: Provider, record: SandboxRecord) -> None:
+        """Learn behind the answer which files a sandbox has of its own: changes of the others are the project's."""
+        directory = self._registry.directory(record.id)
+        self._behind.do(("look", record.id), lambda: look_again(provider, record, directory))
 
     async def adopt(self, record: SandboxRecord, sandbox: Sandbox) -> LiveSandbox:
         """Return the connection of a sandbox that the engine made before it was entered, just now."""

@@ -46,7 +46,14 @@ async def fork(sandboxes: SandboxService, handle: str | None = None, *, count: i
         async with sandboxes.exclusively(live.record):
             source = await sandboxes.find(live.record.id) or live.record
             records = [
-                replace(record, parent=source.parent, limits=source.limits, best_effort=source.best_effort)
+                replace(
+                    record,
+                    parent=source.parent,
+                    limits=source.limits,
+                    best_effort=source.best_effort,
+                    project_since_ns=source.project_since_ns,
+                    from_snapshot=source.from_snapshot,
+                )
                 for record in records
             ]
             forked = await live.sandbox.fork([sandboxes.spec_of(record) for record in records])

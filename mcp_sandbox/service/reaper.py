@@ -197,7 +197,8 @@ class Reaper:
             denied=record.denied,
         )  # fmt: skip
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(self.snapshots.save, StoredSnapshot(snapshot=snapshot, owner=record.owner))
+            stored = StoredSnapshot(snapshot=snapshot, owner=record.owner, project_since_ns=record.project_since_ns)
+            await to_thread.run_sync(self.snapshots.save, stored)
 
     async def _records(self, name: str) -> Sequence[SandboxRecord]:
         records = await to_thread.run_sync(lambda: self.registry.list(principal=self.principal))

@@ -87,15 +87,16 @@ class SandboxService:
         self._patience_s = patience_s
         self._providers = OpenProviders(open_provider)
         self.contents = Contents(snapshots, self._providers, self._passing_spec, provider)
+        self.behind = Behind()
         self._connections = Connections(
-            registry, self._providers, spec_of=self._spec, content_of=self.contents.here,
+            registry, self._providers, self.behind, spec_of=self.spec_of, content_of=self.contents.here,
             make=lambda provider, spec: self._preparer.make(provider, spec, self.demands),
         )  # fmt: skip
+        self.look_soon = self._connections.look_soon
         self.housekeeping = Housekeeping(
             registry=registry, snapshots=snapshots, providers=self._providers, connections=self._connections,
             principal=owner.principal,
         )  # fmt: skip
-        self.behind = Behind()
         self._preparer = Preparer(snapshots, owner, patience_s=None if everywhere else PATIENCE_S)
         self._default: SandboxId | None = None
         self._finding_default = anyio.Lock()  # of many first calls, one looks for the default sandbox
@@ -175,13 +176,14 @@ class SandboxService:
         self.require_room(count)
         chosen = provider or self.contents.provider_of(stored)
         await self._providers.get(chosen)
+        model = replace(self._record(), provider=chosen)
         if stored is not None:
             require_denied_in(stored, self._template.denied)
             await self.contents.of(stored, chosen)
             image = await self.contents.image_of(stored, chosen)
-        model = replace(self._record(), provider=chosen, parent=stored.id if stored else None)
-        if stored is not None:  # what holds here wins over what held there
-            model = replace(model, env={**dict(stored.snapshot.env), **model.env})
+            model = replace(model, parent=stored.id, project_since_ns=stored.project_since_ns)
+            # Of variables, what holds here wins over what held there.
+            model = replace(model, from_snapshot=True, env={**dict(stored.snapshot.env), **model.env})
         if image or stored or chosen != self._provider:
             model = replace(model, image=image or None)
         return await all_or_none(records_like(model, name, count), self._create, self._undo)
@@ -268,9 +270,9 @@ class SandboxService:
         async with self._connections.exclusively(record.id):
             yield
 
-    async def note_parent(self, record: SandboxRecord, parent: SnapshotId | None) -> None:
-        """Remember which snapshot a sandbox last took or was restored to."""
-        await self._registry.update(record.id, parent=parent)
+    async def note(self, record: SandboxRecord, **changes: object) -> None:
+        """Remember something of a sandbox: which snapshot it last took or was restored to."""
+        await self._registry.update(record.id, **changes)
 
     def tell_again(self, live: LiveSandbox) -> None:
         """Leave the notices of an opened sandbox to the next call: whoever opened it speaks to nobody."""
@@ -299,13 +301,9 @@ class SandboxService:
         """What of the project its sandboxes must not see."""
         return self._template.denied
 
-    def spec_of(self, record: SandboxRecord) -> SandboxSpec:
-        """Return what a sandbox is created from."""
-        return self._spec(record)
-
     def new_spec(self, record: SandboxRecord) -> SandboxSpec:
         """Return the spec of a nameless sandbox like an existing one, for a passing purpose."""
-        return self._spec(replace(record, id=new_sandbox_id()))
+        return self.spec_of(replace(record, id=new_sandbox_id()))
 
     async def _open(self, handle: str) -> LiveSandbox:
         record = await self._found(handle)
@@ -387,11 +385,12 @@ class SandboxService:
         return new_record(self._template, self.owner, self._provider)
 
     def _passing_spec(self, provider: str) -> SandboxSpec:
-        return self._spec(replace(self._record(), provider=provider))
+        return self.spec_of(replace(self._record(), provider=provider))
 
     def _new_default(self) -> SandboxRecord:
         return replace(self._record(), is_default=True)
 
-    def _spec(self, record: SandboxRecord) -> SandboxSpec:
+    def spec_of(self, record: SandboxRecord) -> SandboxSpec:
+        """Return what a sandbox is created from."""
         spec = spec_for(self._template, record)
         return spec if record.provider == self._provider else replace(spec, runtime=None)

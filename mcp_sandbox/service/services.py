@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mcp_sandbox.service.applying import ApplyService
+from mcp_sandbox.service.changes import ChangeService
 from mcp_sandbox.service.execution import ExecutionService
 from mcp_sandbox.service.files import FileService
 from mcp_sandbox.service.ports import PortService
@@ -22,3 +24,6 @@ class Services:
     search: SearchService
     snapshots: SnapshotService
     ports: PortService
+    changes: ChangeService
+    applying: ApplyService | None = None
+    """Only where the user lets models change the project."""

@@ -18,6 +18,7 @@ from mcp_sandbox.service.partial import PartialRestore, chosen_paths
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxService
 from mcp_sandbox.service.telling import using
 from mcp_sandbox.store.record import now
+from mcp_sandbox.store.seen import forget_seen
 from mcp_sandbox.store.snapshots import StoredSnapshot
 
 __all__ = ["KEPT_BEFORE_RESTORES", "Branch", "Restored", "SnapshotService", "Taken"]
@@ -145,19 +146,21 @@ class SnapshotService:
             image = live.record.image or ""
             content = await self._sandboxes.contents.of(stored, live.record.provider, image=image)
             async with self._sandboxes.exclusively(live.record):
-                before = await self._replace(live, stored.id, content, targets)
+                before = await self._replace(live, stored, content, targets)
         sandbox = live.record.id
         self._sandboxes.behind.do(f"old states of {sandbox}", lambda: self._drop_old_states(sandbox))
         return Restored(sandbox=live, snapshot=stored.snapshot, before=before, paths=targets)
 
     async def _replace(
-        self, live: LiveSandbox, snapshot: SnapshotId, content: NativeContent, targets: Sequence[str]
+        self, live: LiveSandbox, stored: StoredSnapshot, content: NativeContent, targets: Sequence[str]
     ) -> Snapshot:
+        snapshot = stored.id
         note = f"before restore to {snapshot[:8]}"
         if not targets:
             before = await self._take(live, note, before_restore=True)
             parent = before.id
             try:
+                await self._note_older(live, stored)
                 await live.sandbox.restore(content)
                 parent = snapshot
             finally:
@@ -175,6 +178,7 @@ class SnapshotService:
                     await self._delete(await self._sandboxes.snapshot(before.id))  # nothing was touched
                 raise
             await self._note_parent(live, before.id)
+            await self._note_older(live, stored)
             await partial.put(live.sandbox)
             return before
 
@@ -226,7 +230,10 @@ class SnapshotService:
             sandbox=record.id, parent=record.parent, created_at=now(), note=note, native=native,
             image=record.image or "", env=tuple(sorted(record.env.items())), denied=record.denied,
         )  # fmt: skip
-        stored = StoredSnapshot(snapshot=snapshot, owner=record.owner, before_restore=before_restore)
+        stored = StoredSnapshot(
+            snapshot=snapshot, owner=record.owner, before_restore=before_restore,
+            project_since_ns=record.project_since_ns,
+        )  # fmt: skip
         try:
             self._store.save(stored)
         except BaseException:
@@ -237,9 +244,16 @@ class SnapshotService:
 
     async def _note_parent(self, live: LiveSandbox, parent: SnapshotId | None) -> None:
         try:
-            await self._sandboxes.note_parent(live.record, parent)
+            await self._sandboxes.note(live.record, parent=parent)
         except (OSError, SandboxError):
             _LOG.exception("the parent of sandbox %s was not noted", live.record.id)
+
+    async def _note_older(self, live: LiveSandbox, stored: StoredSnapshot) -> None:
+        """Note that files may come back which rest on what the project held earlier than those that are there."""
+        since_ns = min(live.record.project_since_ns, stored.project_since_ns)
+        if since_ns != live.record.project_since_ns:
+            await self._sandboxes.note(live.record, project_since_ns=since_ns)
+        await to_thread.run_sync(forget_seen, live.directory)
 
     async def _discard(self, native: NativeContent) -> None:
         provider = await self._sandboxes.provider(native.provider)

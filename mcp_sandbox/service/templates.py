@@ -6,7 +6,7 @@ from mcp_sandbox.core.sandbox import SandboxSpec
 from mcp_sandbox.service.limits import limits_in, recorded_limits
 from mcp_sandbox.service.naming import check_new
 from mcp_sandbox.store.identity import new_sandbox_id
-from mcp_sandbox.store.record import Owner, SandboxRecord, now
+from mcp_sandbox.store.record import Owner, SandboxRecord, file_time_ns, now
 
 __all__ = ["new_record", "records_like", "spec_for"]
 
@@ -28,6 +28,7 @@ def new_record(template: SandboxSpec, owner: Owner, provider: str) -> SandboxRec
         best_effort=template.best_effort,
         env=dict(template.env),
         denied=template.denied,
+        project_since_ns=file_time_ns(),
     )
 
 

@@ -32,8 +32,13 @@ class _Block(NamedTuple):
     new: slice
 
 
-def unified(change: Change) -> str:
+def unified(change: Change, source: str = "", similarity: int = 100) -> str:
     """Return the diff of one path; empty where there is nothing that a diff could say, as for a directory.
+
+    Args:
+        change: What changed. Of a file that was renamed: what its content was and is, under its new path.
+        source: Its old path, if it was renamed.
+        similarity: How much of its content is the same then, in percent.
 
     The time grows with what changed, up to a second: call it in a thread where others wait.
     """
@@ -44,8 +49,9 @@ def unified(change: Change) -> str:
         return ""
     inside = change.path.startswith(f"{WORKSPACE}/")
     name = change.path.removeprefix(f"{WORKSPACE}/" if inside else "/")
-    head = f"diff --git {_quoted(f'a/{name}')} {_quoted(f'b/{name}')}\n"
-    text = "".join([head, *_modes(change), *_content(change, name)])
+    old = source.removeprefix(f"{WORKSPACE}/" if inside else "/") or name
+    head = f"diff --git {_quoted(f'a/{old}')} {_quoted(f'b/{name}')}\n"
+    text = "".join([head, *_modes(change), *_renamed(old, name, similarity), *_content(change, old, name)])
     return text if inside else _commented(text)
 
 
@@ -72,6 +78,11 @@ def _commented(text: str) -> str:
     return "".join(f"# {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
+def _renamed(old: str, name: str, similarity: int) -> Iterator[str]:
+    if old != name:
+        yield f"similarity index {similarity}%\nrename from {_quoted(old)}\nrename to {_quoted(name)}\n"
+
+
 def _modes(change: Change) -> Iterator[str]:
     before, after = _mode(change.before), _mode(change.after)
     if change.before is None:
@@ -86,10 +97,10 @@ def _mode(side: Side | None) -> str:
     return "" if side is None else f"{_KINDS[side.kind] | (side.mode if side.kind is FileKind.FILE else 0):o}"
 
 
-def _content(change: Change, name: str) -> Iterator[str]:
+def _content(change: Change, old_path: str, name: str) -> Iterator[str]:
     if not change.content_differs:
         return
-    old_name = f"a/{name}" if change.before is not None else _NOTHING
+    old_name = f"a/{old_path}" if change.before is not None else _NOTHING
     new_name = f"b/{name}" if change.after is not None else _NOTHING
     old, new = _lines(change.before), _lines(change.after)
     if old is None or new is None:

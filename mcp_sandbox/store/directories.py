@@ -36,6 +36,11 @@ class StateDirectories:
         """One record per snapshot."""
         return self.root / "snapshots"
 
+    @property
+    def applied(self) -> Path:
+        """What came home, one directory per project."""
+        return self.root / "applied"
+
     def provider(self, name: str) -> Path:
         """Return the directory that belongs to one provider, made on first use."""
         path = self.root / "providers" / name

@@ -1,21 +1,32 @@
 """What the registry remembers of one sandbox."""
 
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from mcp_sandbox.core.errors import StateError
 from mcp_sandbox.core.sandbox import SandboxId
 from mcp_sandbox.core.snapshot import SnapshotId
 from mcp_sandbox.store.encoding import decode
 
-__all__ = ["Owner", "SandboxRecord", "now", "timestamp"]
+__all__ = ["Owner", "SandboxRecord", "file_time_ns", "now", "timestamp"]
 
 
 def now() -> str:
     """Return the present time as `timestamp` writes it."""
     return timestamp(datetime.now(UTC))
+
+
+_FILE_CLOCK: Final = getattr(time, "CLOCK_REALTIME_COARSE", 5 if sys.platform == "linux" else time.CLOCK_REALTIME)
+"""What the kernel takes the times of files from; the `time` module does not name it."""
+
+
+def file_time_ns() -> int:
+    """Return the time that the kernel gives to a file that changes now, or a little earlier: never a later one."""
+    return time.clock_gettime_ns(_FILE_CLOCK)
 
 
 def timestamp(at: datetime) -> str:
@@ -67,6 +78,10 @@ class SandboxRecord:
     """Variables of every command, besides the provider's own; empty if an old version did not note them."""
     denied: tuple[str, ...] = ()
     """What of the project it cannot see: globs relative to it."""
+    project_since_ns: int = 0
+    """Since when its files may rest on what the project held, by the kernel's clock for files; 0 is not known."""
+    from_snapshot: bool = False
+    """Whether it, or what it was forked from, was made from a snapshot, which differs from the project as well."""
 
     @property
     def owner(self) -> Owner:
@@ -106,6 +121,9 @@ class SandboxRecord:
             raise _damaged(str(error)) from error
 
 
+_TYPES: Final = {"is_default": bool, "best_effort": bool, "from_snapshot": bool, "project_since_ns": int}
+
+
 def _checked(name: str, value: object) -> Any:
     if name == "limits":
         return _checked_limits(value)
@@ -113,7 +131,7 @@ def _checked(name: str, value: object) -> Any:
         return _checked_names(value)
     if name == "env":
         return _checked_env(value)
-    expected = bool if name in ("is_default", "best_effort") else str
+    expected = _TYPES.get(name, str)
     if isinstance(value, expected) or (value is None and name in ("parent", "image")):
         return value
     raise TypeError(f"{name} is {value!r}")

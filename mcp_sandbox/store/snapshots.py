@@ -35,6 +35,8 @@ class StoredSnapshot:
     """Whether it came in a file: its native content is elsewhere, and what it says of that is a stranger's word."""
     before_restore: bool = False
     """Whether a restore took it, of what it replaced; only the newest of these stay."""
+    project_since_ns: int = 0
+    """`SandboxRecord.project_since_ns` of its sandbox; 0 is not known, as for all that came in a file."""
 
     @property
     def id(self) -> SnapshotId:
@@ -69,7 +71,8 @@ class SnapshotStore:
         fields["native"]["holds"] = sorted(stored.snapshot.native.holds)
         path = self._path(stored.id)
         marks = {name: True for name in ("imported", "before_restore") if getattr(stored, name)}
-        record = {"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner), **marks}
+        since = {"project_since_ns": stored.project_since_ns} if stored.project_since_ns else {}
+        record = {"schema": _SCHEMA, "snapshot": fields, **asdict(stored.owner), **marks, **since}
         write_once(path, encode(record), durable=False)
         self._settle(path)
 
@@ -287,6 +290,7 @@ def _parsed(snapshot_id: SnapshotId, text: bytes) -> StoredSnapshot:
             owner=Owner(principal=str(data["principal"]), project=str(data["project"])),
             imported=data.get("imported") is True,
             before_restore=data.get("before_restore") is True,
+            project_since_ns=int(data.get("project_since_ns", 0)),
         )
         digest = stored.id
     except (ValueError, KeyError, TypeError) as error:

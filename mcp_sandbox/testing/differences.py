@@ -1,14 +1,17 @@
 """Differences between snapshots, live sandboxes and what they started as: complete, exact, and nothing else."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from mcp_sandbox.core.capability import Capabilities, Verb
-from mcp_sandbox.core.differences import Action, DiffRequest, LiveState, StartState, State
+from mcp_sandbox.core.differences import Action, DiffRequest, LiveState, ProjectState, StartState, State
 from mcp_sandbox.core.errors import SandboxError
 from mcp_sandbox.core.files import FileKind, MkdirRequest, RemoveRequest, RenameRequest
 from mcp_sandbox.core.provider import Provider, Sandbox
+from mcp_sandbox.core.sandbox import Workspace, WorkspaceMode
 from mcp_sandbox.core.snapshot import SnapshotRequest
 from mcp_sandbox.testing.contract import Contract
 from mcp_sandbox.testing.driving import new_spec, put, run, sh
@@ -106,6 +109,37 @@ class DifferenceContract(Contract):
             }
             await forked.sandboxes[0].aclose()
         for spec in (branch, copy):
+            await provider.destroy(spec.id)
+
+    async def test_the_project_alone_is_a_state_also_for_a_sandbox_from_a_snapshot(
+        self, provider: Provider, capabilities: Capabilities, tmp_path: Path
+    ) -> None:
+        for verb in (Verb.SNAPSHOT, Verb.CREATE_FROM_SNAPSHOT, Verb.DIFF):
+            if not capabilities.supports(verb):
+                pytest.skip(f"the provider does not declare {verb.value!r}")
+        if WorkspaceMode.OVERLAY not in capabilities.workspaces:
+            pytest.skip("the provider has no workspace that starts as a project")
+        project = tmp_path / "project"
+        project.mkdir()
+        (project / "there").write_text("then\n")
+        overlay = Workspace(mode=WorkspaceMode.OVERLAY, source=str(project.resolve()))
+        first, second = (replace(new_spec(capabilities), workspace=overlay) for _ in range(2))
+        async with await provider.create(first) as one:
+            await put(one, "/workspace/new", b"now\n")
+            assert await _changes(provider, ProjectState(sandbox=first.id), LiveState(sandbox=first.id)) == {
+                "new": Action.ADDED
+            }
+            then = await one.snapshot(FILES)
+        async with await provider.restore(then, second) as other:
+            await put(other, "/workspace/there", b"now\n")
+            live = LiveState(sandbox=second.id)
+            assert await _changes(provider, StartState(sandbox=second.id), live) == {"there": Action.MODIFIED}
+            if not capabilities.workspace_copied:  # else only who made the first one knows what it was
+                assert await _changes(provider, ProjectState(sandbox=second.id), live) == {
+                    "new": Action.ADDED,
+                    "there": Action.MODIFIED,
+                }
+        for spec in (first, second):
             await provider.destroy(spec.id)
 
     async def test_sizes_modes_and_texts_are_those_of_both_sides(self, compared: Sandbox, provider: Provider) -> None:

@@ -4,8 +4,8 @@ What is listed depends on the profile alone, never on a provider or a manifest: 
 at, and it must not change while a client is connected.
 """
 
+from mcp_sandbox.tools import changes, files, ports, sandboxes, snapshots
 from mcp_sandbox.tools import exec as exec_tools
-from mcp_sandbox.tools import files, ports, sandboxes, snapshots
 from mcp_sandbox.tools.tool import PROFILES, Tool
 
 __all__ = ["ALL_TOOLS", "tools_for"]
@@ -26,12 +26,14 @@ _ORDER = (
     "sandbox_fork",
     "sandbox_list",
     "sandbox_destroy",
+    "changes",
+    "apply_changes",
     "expose_port",
 )
 
 
 def _collected() -> tuple[Tool, ...]:
-    tools = (*exec_tools.TOOLS, *files.TOOLS, *snapshots.TOOLS, *sandboxes.TOOLS, *ports.TOOLS)
+    tools = (*exec_tools.TOOLS, *files.TOOLS, *snapshots.TOOLS, *sandboxes.TOOLS, *changes.TOOLS, *ports.TOOLS)
     if sorted(tool.name for tool in tools) != sorted(_ORDER):
         raise RuntimeError(f"the catalog's order does not fit the tools: {[tool.name for tool in tools]}")
     return tuple(sorted(tools, key=lambda tool: _ORDER.index(tool.name)))

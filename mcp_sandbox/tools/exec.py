@@ -13,31 +13,30 @@ TOOLS = (
         name="exec",
         title="Run a command",
         description=(
-            "Run a shell command in the sandbox (bash where there is one); returns exit code, stdout and stderr. "
-            "Every call is a fresh shell: cd and export do not last. stdin is empty unless given: nothing can prompt. "
-            "A command that takes long goes on as a job (job_id in the first line): see `job`. "
-            "Background processes live on."
+            "Run a shell command (bash where there is one); returns exit code, stdout and stderr. Every call is a "
+            "fresh shell: cd and export do not last. stdin is empty unless given: nothing can prompt. What takes long "
+            "goes on as a job (job_id in the first line): see `job`. Background processes live on."
         ),
         handler=Deferred(_CALLS, "exec_command"),
         properties={
-            "command": {"type": "string", "description": "Command line, of any length; heredocs work"},
-            "cwd": {"type": "string", "description": "Directory; default /workspace"},
+            "command": {"type": "string", "description": "Of any length; heredocs work"},
+            "cwd": {"type": "string", "description": "Default: /workspace"},
             "env": {
                 "type": "object",
-                "description": "Extra environment variables",
+                "description": "Variables",
                 "additionalProperties": {"type": "string"},
             },
-            "stdin": {"type": "string", "description": "Text for standard input"},
+            "stdin": {"type": "string", "description": "Text"},
             "timeout_s": {
                 "type": "number",
                 "description": (
-                    f"Seconds until it is killed with all it started; default {_TIMEOUT_S}, in the background none"
+                    f"Seconds until all it started is killed; default {_TIMEOUT_S}, in the background none"
                 ),
                 "exclusiveMinimum": 0,
             },
             "run_in_background": {
                 "type": "boolean",
-                "description": "Return at once with a job_id; stdin stays open for `job`",
+                "description": "Return a job_id at once; stdin stays open for `job`",
                 "default": False,
             },
             "sandbox": SANDBOX,
@@ -48,11 +47,11 @@ TOOLS = (
     ),
     Tool(
         name="job",
-        title="Watch or steer a background command",
+        title="Follow a job",
         description=(
-            "Follow a job that `exec` started. output: all it has said. wait: until it ends (then all) or wait_s is "
-            "over (then what is new). input: write `input` to it and return its reply. kill: end it with all it "
-            "started, or send `signal`. list: all jobs, also finished ones."
+            "Follow a job of `exec`. output: all it has said. wait: until it ends (then all) or wait_s is over (then "
+            "what is new). input: write `input` and return its reply. kill: end it with all it started, or send "
+            "`signal`. list: all jobs, also finished ones."
         ),
         handler=Deferred(_CALLS, "job"),
         properties={
@@ -63,9 +62,9 @@ TOOLS = (
                 "enum": ["output", "wait", "input", "kill", "list"],
                 "default": "output",
             },
-            "input": {"type": "string", "description": "Text, with its own newline at the end"},
+            "input": {"type": "string", "description": "Text with its newline"},
             "close_stdin": {"type": "boolean", "description": "End its input after that", "default": False},
-            "wait_s": {"type": "number", "description": "Seconds to wait at most", "minimum": 0},
+            "wait_s": {"type": "number", "description": "Seconds at most", "minimum": 0},
             "signal": {"type": "string", "description": "kill: which signal", "enum": list(_SIGNALS)},
             "sandbox": SANDBOX,
         },

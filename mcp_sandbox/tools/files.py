@@ -5,7 +5,7 @@ from mcp_sandbox.tools.tool import SANDBOX, Deferred, Tool
 __all__ = ["TOOLS"]
 
 _CALLS = "mcp_sandbox.tools.calls.files"
-_FILE_PATH = {"type": "string", "description": "Absolute, or relative to /workspace"}
+_FILE_PATH = {"type": "string", "description": "From /workspace, or absolute"}
 
 TOOLS = (
     Tool(
@@ -27,7 +27,7 @@ TOOLS = (
     Tool(
         name="write_file",
         title="Write file",
-        description="Create or replace a whole file, and the directories above it. Answers size and SHA-256.",
+        description="Create or replace a file, with the directories above it. Answers size and SHA-256.",
         handler=Deferred(_CALLS, "write_file"),
         properties={
             "file_path": _FILE_PATH,
@@ -48,7 +48,7 @@ TOOLS = (
             "file_path": _FILE_PATH,
             "old_string": {"type": "string", "description": "Exact and unique; empty makes a new file"},
             "new_string": {"type": "string", "description": "Taken literally"},
-            "replace_all": {"type": "boolean", "description": "Replace every match", "default": False},
+            "replace_all": {"type": "boolean", "description": "Every match", "default": False},
             "sandbox": SANDBOX,
         },
         required=("file_path", "old_string", "new_string"),
@@ -57,11 +57,11 @@ TOOLS = (
     Tool(
         name="list_files",
         title="List files",
-        description="Find paths by glob, newest first. `**` does not enter .git, node_modules and the like.",
+        description="Find paths by glob, newest first; `**` does not enter .git, node_modules etc.",
         handler=Deferred(_CALLS, "list_files"),
         properties={
             "pattern": {"type": "string", "description": "Such as **/*.py", "default": "*"},
-            "path": {"type": "string", "description": "Directory to start in", "default": "/workspace"},
+            "path": {"type": "string", "description": "Where to start", "default": "/workspace"},
             "sandbox": SANDBOX,
         },
         read_only=True,
@@ -70,24 +70,24 @@ TOOLS = (
     Tool(
         name="search_files",
         title="Search files",
-        description="Search file contents by regular expression, as ripgrep does.",
+        description="Search contents by regular expression, as ripgrep does.",
         handler=Deferred(_CALLS, "search_files"),
         properties={
             "pattern": {"type": "string", "description": "Regular expression"},
             "path": {"type": "string", "description": "Directory or file", "default": "/workspace"},
-            "glob": {"type": "string", "description": "Only these files, such as *.{ts,tsx}; !x leaves x out"},
+            "glob": {"type": "string", "description": "*.{ts,tsx}; !x leaves x out"},
             "output_mode": {
                 "type": "string",
                 "description": "What to show",
                 "enum": ["content", "files_with_matches", "count"],
                 "default": "content",
             },
-            "before": {"type": "integer", "description": "Lines before a match (-B)"},
-            "after": {"type": "integer", "description": "Lines after a match (-A)"},
-            "context": {"type": "integer", "description": "Lines around a match (-C)", "default": 0},
+            "before": {"type": "integer", "description": "Lines before (-B)"},
+            "after": {"type": "integer", "description": "Lines after (-A)"},
+            "context": {"type": "integer", "description": "Lines around (-C)", "default": 0},
             "case_insensitive": {"type": "boolean", "description": "-i", "default": False},
-            "multiline": {"type": "boolean", "description": "Match across lines", "default": False},
-            "head_limit": {"type": "integer", "description": "Matches (or files) at most"},
+            "multiline": {"type": "boolean", "description": "Across lines", "default": False},
+            "head_limit": {"type": "integer", "description": "At most"},
             "sandbox": SANDBOX,
         },
         required=("pattern",),

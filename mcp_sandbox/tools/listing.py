@@ -8,6 +8,7 @@ from mcp_sandbox.tools.tool import Tool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 __all__ = ["LIST_TTL_MS", "SERVER_NAME", "SERVER_TITLE", "input_schema", "instructions", "listed"]
@@ -51,10 +52,15 @@ def listed(tools: tuple[Tool, ...], prefix: str = "") -> "list[dict[str, Any]]":
 
 def input_schema(tool: Tool) -> "dict[str, Any]":
     """Return the JSON Schema of a tool's arguments."""
-    schema: dict[str, Any] = {"properties": {name: dict(fragment) for name, fragment in tool.properties.items()}}
+    schema: dict[str, Any] = {"properties": {name: _fragment(fragment) for name, fragment in tool.properties.items()}}
     if tool.required:
         schema["required"] = list(tool.required)
     return {**schema, "type": "object", "additionalProperties": False}
+
+
+def _fragment(fragment: "Mapping[str, Any]") -> "dict[str, Any]":
+    """Return what is said of an argument; that a switch is off where nobody turns it on goes without saying."""
+    return {key: value for key, value in fragment.items() if key != "default" or value is not False}
 
 
 def _described(tool: Tool, prefix: str) -> "dict[str, Any]":
@@ -70,5 +76,10 @@ def _described(tool: Tool, prefix: str) -> "dict[str, Any]":
         "description": tool.description,
         "inputSchema": input_schema(tool),
         "name": tool.name,
-        "title": tool.title,
+        **({} if _is_its_name(tool, prefix) else {"title": tool.title}),
     }
+
+
+def _is_its_name(tool: Tool, prefix: str) -> bool:
+    """Whether clients show the same without a title."""
+    return tool.title.casefold() == tool.name.removeprefix(prefix).replace("_", " ")

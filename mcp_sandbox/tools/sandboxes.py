@@ -11,15 +11,14 @@ TOOLS = (
         name="sandbox_create",
         title="Create sandboxes",
         description=(
-            "Create sandboxes beside the project's own, which needs no creating: to try variants in parallel, "
-            "or to go on from a snapshot. Long unused ones become snapshots."
+            "Create sandboxes beside the project's own, to try variants in parallel or to go on from a snapshot."
         ),
         handler=Deferred(_CALLS, "sandbox_create"),
         properties={
-            "name": {"type": "string", "description": "Name to call it by; with count > 1, name-1, name-2, ..."},
-            "provider": {"type": "string", "description": "Engine; default: the configured one"},
-            "image": {"type": "string", "description": "Name of an image; each provider has its own"},
-            "from_snapshot": {"type": "string", "description": "Id prefix of a snapshot to start from"},
+            "name": {"type": "string", "description": "With count > 1: name-1, name-2, ..."},
+            "provider": {"type": "string", "description": "Default: the configured one"},
+            "image": {"type": "string", "description": "Each provider has its own"},
+            "from_snapshot": {"type": "string", "description": "Id or prefix"},
             "count": {"type": "integer", "description": "How many", "default": 1, "minimum": 1, "maximum": 100},
         },
     ),
@@ -33,7 +32,7 @@ TOOLS = (
         handler=Deferred(_CALLS, "sandbox_fork"),
         properties={
             "count": {"type": "integer", "description": "How many", "default": 1, "minimum": 1, "maximum": 100},
-            "name": {"type": "string", "description": "Name to call it by; with count > 1, name-1, name-2, ..."},
+            "name": {"type": "string", "description": "With count > 1: name-1, name-2, ..."},
             "sandbox": SANDBOX,
         },
         profile="full",
@@ -41,7 +40,7 @@ TOOLS = (
     Tool(
         name="sandbox_list",
         title="List sandboxes",
-        description="List this project's sandboxes: id, name, provider, state, age.",
+        description="List this project's sandboxes.",
         handler=Deferred(_CALLS, "sandbox_list"),
         read_only=True,
         idempotent=True,
@@ -49,9 +48,9 @@ TOOLS = (
     Tool(
         name="sandbox_destroy",
         title="Destroy a sandbox",
-        description="End everything in a sandbox and delete its files for good. Its snapshots stay.",
+        description="End a sandbox and delete its files for good. Its snapshots stay.",
         handler=Deferred(_CALLS, "sandbox_destroy"),
-        properties={"sandbox": {"type": "string", "description": "Id, id prefix or name"}},
+        properties={"sandbox": {"type": "string", "description": "Id or name"}},
         required=("sandbox",),
         destructive=True,
         idempotent=True,

@@ -11,22 +11,19 @@ TOOLS = (
     Tool(
         name="snapshot_create",
         title="Take a snapshot",
-        description=(
-            "Keep the state of every file in the sandbox, within milliseconds. Take one before anything risky. "
-            "Returns its id."
-        ),
+        description=("Keep the state of every file, within milliseconds. Returns its id."),
         handler=Deferred(_CALLS, "snapshot_create"),
         properties={
-            "note": {"type": "string", "description": "What this state is, for the list"},
+            "note": {"type": "string", "description": "What this state is"},
             "sandbox": SANDBOX,
         },
     ),
     Tool(
         name="snapshot_list",
         title="List snapshots",
-        description="List snapshots with time, size, parent and note; (here) marks where the sandbox goes on from.",
+        description="List snapshots; (here) marks where the sandbox goes on from.",
         handler=Deferred(_CALLS, "snapshot_list"),
-        properties={"sandbox": {"type": "string", "description": "Only those of this one; default: the whole project"}},
+        properties={"sandbox": {"type": "string", "description": "Only its own; default: the whole project"}},
         read_only=True,
         idempotent=True,
     ),
@@ -34,8 +31,8 @@ TOOLS = (
         name="snapshot_restore",
         title="Restore a snapshot",
         description=(
-            "Put the sandbox back into a snapshot's state, or only some paths. Everything newer is replaced, but kept "
-            "as a snapshot first, so it can be undone. Without paths, running commands end."
+            "Put the sandbox back into a snapshot's state, or only some paths. What is newer is kept as a snapshot "
+            "first, so it can be undone. Without paths, running commands end."
         ),
         handler=Deferred(_CALLS, "snapshot_restore"),
         properties={
@@ -43,7 +40,7 @@ TOOLS = (
             "paths": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "Files and directories to put back; default: everything",
+                "description": "What to put back; default: everything",
             },
             "sandbox": SANDBOX,
         },

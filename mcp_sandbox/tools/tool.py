@@ -16,7 +16,7 @@ __all__ = ["PROFILES", "SANDBOX", "Deferred", "Tool", "reworded"]
 PROFILES = ("minimal", "default", "full")
 """How many tools a client is shown; each profile includes the ones before it."""
 
-SANDBOX = {"type": "string", "description": "Id, id prefix or name; default: this project's sandbox"}
+SANDBOX = {"type": "string", "description": "Default: the project's"}
 """The argument that nearly every tool takes."""
 
 

@@ -8,7 +8,6 @@ __all__ = ["NOT_YET", "OPEN"]
 NOT_YET: Final[Mapping[str, str]] = {
     "CR-10": "there are no secrets yet, and so no placeholders: issue 6",
     "XS-02": "there is one principal over stdio, and no HTTP yet: issue 7",
-    "FT-08": "nothing writes to a path of the host yet: issue 5 (`apply_changes`)",
     "CMD-02": "no program can be taken out of the view yet: issue 5 (`commands.remove`)",
     "CRASH-02": "there is no egress process yet: issue 6",
     "CRASH-03": "there is neither a daemon nor a remote engine yet: issues 4 and 8",

@@ -16,6 +16,7 @@ import anyio
 
 from mcp_sandbox.providers.local import LocalProvider
 from tests.benchmarks.alive import alive_rows
+from tests.benchmarks.changes import change_rows
 from tests.benchmarks.commands import command_rows, engine_command_rows, flood_rows
 from tests.benchmarks.files import engine_file_rows, file_rows
 from tests.benchmarks.gvisor import gvisor_rows
@@ -93,6 +94,7 @@ def _measured(scratch: Path, *, quick: bool) -> list[Row]:
                 size_mib=64 if quick else 1024,
             ),
         ]
+    rows += change_rows(home, scratch, max(3, count // 3), files=5_000 if quick else 50_000)
     rows += gvisor_rows(home.with_name("gvisor"), count)  # a sandbox of its own: the other one is of provider local
     after = Row.of("beside it: a new empty file there, at the end", new_files(scratch, count * 10))
     return [before, *start_rows(home, max(5, count // 2)), *rows, after]

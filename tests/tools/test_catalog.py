@@ -62,7 +62,7 @@ def test_b114_schemas_are_plain(tool: Tool) -> None:
 
 def test_reading_tools_say_that_they_only_read() -> None:
     reading = {tool.name for tool in ALL_TOOLS if tool.read_only}
-    assert reading == {"read_file", "list_files", "search_files", "snapshot_list", "sandbox_list"}
+    assert reading == {"read_file", "list_files", "search_files", "snapshot_list", "sandbox_list", "changes"}
     assert not any(tool.destructive for tool in ALL_TOOLS if tool.read_only)
 
 
@@ -89,5 +89,5 @@ def test_tools_are_declared_without_loading_anything() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(mcp_sandbox.__file__).parents[1])},
     )
-    ours = ("catalog", "exec", "files", "listing", "ports", "sandboxes", "snapshots", "tool")
+    ours = ("catalog", "changes", "exec", "files", "listing", "ports", "sandboxes", "snapshots", "tool")
     assert shown.stdout.split() == ["mcp_sandbox", "mcp_sandbox.tools", *(f"mcp_sandbox.tools.{name}" for name in ours)]

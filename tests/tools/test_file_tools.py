@@ -11,6 +11,7 @@ from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import WriteRequest
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.providers.memory import MemoryProvider
+from mcp_sandbox.service.changes import ChangeService
 from mcp_sandbox.service.execution import ExecutionService
 from mcp_sandbox.service.files import FileService
 from mcp_sandbox.service.ports import PortService
@@ -70,6 +71,7 @@ async def client(tmp_path: Path) -> AsyncGenerator[Client]:
                 search=SearchService(sandboxes),
                 snapshots=SnapshotService(sandboxes),
                 ports=PortService(sandboxes),
+                changes=ChangeService(sandboxes),
             )
         )
 

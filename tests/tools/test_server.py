@@ -24,6 +24,10 @@ Era = Literal["auto", "legacy"]
 Caller = Callable[..., Awaitable[tuple[str, bool]]]
 
 
+_SAY_IT = ("read_file", "write_file", "edit_file", "list_files", "search_files", "changes", "apply_changes")
+"""Tools whose names say what a title would."""
+
+
 @pytest.fixture(params=["auto", "legacy"])
 def era(request: pytest.FixtureRequest) -> Era:
     return request.param
@@ -66,11 +70,19 @@ async def test_tools_are_listed_with_every_annotation_and_a_closed_schema(client
     assert [tool.name for tool in tools] == [
         *("exec", "job", "read_file", "write_file", "edit_file", "list_files", "search_files"),
         *("snapshot_create", "snapshot_list", "snapshot_restore", "snapshot_delete"),
-        *("sandbox_create", "sandbox_fork", "sandbox_list", "sandbox_destroy", "expose_port"),
+        *(
+            "sandbox_create",
+            "sandbox_fork",
+            "sandbox_list",
+            "sandbox_destroy",
+            "changes",
+            "apply_changes",
+            "expose_port",
+        ),
     ]
     for tool in tools:
         assert tool.description
-        assert tool.title
+        assert tool.title or tool.name in _SAY_IT
         assert tool.annotations is not None
         hints = tool.annotations.model_dump(exclude_none=True)
         assert {"read_only_hint", "destructive_hint", "idempotent_hint", "open_world_hint"} <= hints.keys()

@@ -21,6 +21,7 @@ if __name__ == "__main__":
         wanted=None,
         start=Start(),
         pool=0,
+        allow_apply=False,
         wire=wire,
         handover=None,
     )

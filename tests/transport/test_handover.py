@@ -257,7 +257,7 @@ def test_next_to_nothing_is_loaded_before_tools_are_listed(messages: list[Mappin
             timeout=20,
         )
     assert done.stdout.count(b"\n") == 2
-    tools = ("catalog", "exec", "files", "listing", "ports", "sandboxes", "snapshots", "tool")
+    tools = ("catalog", "changes", "exec", "files", "listing", "ports", "sandboxes", "snapshots", "tool")
     transport = ("claim", "opening", "plain_json", "preamble")
     assert set(done.stderr.decode().split()) == {
         *("fcntl", "select", "gc", "mcp_sandbox", "mcp_sandbox.cli", "mcp_sandbox.cli.serve"),

@@ -16,7 +16,7 @@ import anyio
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, NetworkMode, Support, Verb, VerbSupport
-from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, StartState, State
+from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, ProjectState, StartState, State
 from mcp_sandbox.core.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -264,8 +264,14 @@ class DockerProvider(Provider):
         """Give out a sandbox in which a state can be looked at; one that is not live is started for that."""
         if isinstance(state, LiveState):
             sandbox = await self._attached(state.sandbox)
-        elif isinstance(state, StartState):
-            sandbox = await self._started_again(await anyio.to_thread.run_sync(self._engine.states.load, state.sandbox))
+        elif isinstance(state, StartState | ProjectState):
+            start = await anyio.to_thread.run_sync(self._engine.states.load, state.sandbox)
+            if isinstance(state, ProjectState) and not start.start_project:
+                raise UnsupportedError(
+                    "Nothing compared", why="this sandbox began as a snapshot, and what the project was is not kept",
+                    fix="Compare it with what it started as",
+                )  # fmt: skip
+            sandbox = await self._started_again(start)
         else:
             sandbox = await self._passing(await self._snapshots.facts(state.ref), self._runtime, state.ref)
         try:

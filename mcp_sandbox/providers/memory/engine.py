@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from mcp_sandbox.core.admission import require_enforceable
 from mcp_sandbox.core.capability import Capabilities, Facet, Isolation, Support, Verb, VerbSupport
-from mcp_sandbox.core.differences import LiveState, State
+from mcp_sandbox.core.differences import LiveState, ProjectState, State
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError, StateError, UnsupportedError
 from mcp_sandbox.core.files import FileKind
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
@@ -43,6 +43,8 @@ class Record:
     tree: Tree
     start: Tree
     """What it is compared with."""
+    project: Tree | None
+    """With the project as it was copied; `None` if the sandbox was made from a snapshot."""
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     connections: int = 0
     executions: set[MemoryExecution] = field(default_factory=set[MemoryExecution])
@@ -72,9 +74,9 @@ class Engine:
                 )
             require_enforceable(NAME, CAPABILITIES, spec)
 
-    def add(self, spec: SandboxSpec, tree: Tree, start: Tree | None = None) -> Record:
+    def add(self, spec: SandboxSpec, tree: Tree, start: Tree | None = None, *, project: Tree | None = None) -> Record:
         """Enter a new sandbox, which starts as another one did or as its own tree is now."""
-        record = self.sandboxes[spec.id] = Record(spec, tree, start or tree.copy())
+        record = self.sandboxes[spec.id] = Record(spec, tree, start or tree.copy(), project)
         return record
 
     def state(self, state: State) -> Tree:
@@ -85,6 +87,13 @@ class Engine:
             raise NotFoundError(
                 "Nothing compared", why=f"there is no sandbox {state.sandbox}", fix="List the sandboxes"
             )
+        if isinstance(state, ProjectState):
+            if record.project is None:
+                raise UnsupportedError(
+                    "Nothing compared", why="it started from a snapshot, and the project is not known here",
+                    fix="Compare it with what it started as",
+                )  # fmt: skip
+            return record.project
         return record.tree if isinstance(state, LiveState) else record.start
 
     def capture(self, tree: Tree) -> NativeContent:

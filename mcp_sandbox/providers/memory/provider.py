@@ -47,7 +47,7 @@ class MemoryProvider(Provider):
         tree = fresh_tree()
         if (project := await project_tree(spec)) is not None:
             tree.directory(WORKSPACE).children = project
-        return self._connect(self._engine.add(spec, tree))
+        return self._connect(self._engine.add(spec, tree, project=tree.copy()))
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
         """Connect to a sandbox that exists."""

@@ -223,7 +223,7 @@ class MemorySandbox(Sandbox):
         tree = self._tree
         self._engine.admit(*specs)
         start = self._record.start
-        records = [self._engine.add(spec, tree.copy(), start) for spec in specs]
+        records = [self._engine.add(spec, tree.copy(), start, project=self._record.project) for spec in specs]
         return Forked(sandboxes=[MemorySandbox(self._engine, record, self._opened) for record in records])
 
     async def adopt(self, spec: SandboxSpec) -> Sandbox:
