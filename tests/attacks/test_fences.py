@@ -9,8 +9,10 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,12 @@ from typing import Any
 import pytest
 
 from mcp_sandbox.core.errors import SandboxError
+from mcp_sandbox.core.exec import Termination
 from mcp_sandbox.core.provider import Sandbox
+from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines import embedded, launcher, layered_sandbox, plan
+from mcp_sandbox.engines.cgroups import Cgroup, Cgroups
+from mcp_sandbox.engines.identity import Identity
 from mcp_sandbox.engines.plan import NAMESPACES, sandbox_plan
 from mcp_sandbox.engines.selftest import SelfTest
 from mcp_sandbox.guest import build
@@ -28,6 +34,9 @@ from mcp_sandbox.testing.confinement import ConfinementContract
 from mcp_sandbox.testing.contract import Canary
 from mcp_sandbox.testing.driving import new_spec, run, sh
 from mcp_sandbox.testing.kernel import KernelContract
+from tests.attacks.test_shared import (
+    test_requests_of_asynchronous_io_are_not_taken_from_the_machine as ask_for_asynchronous_io,
+)
 from tests.attacks.test_shared import (
     test_res01_the_limit_of_processes_holds_for_all_ids_together as fill_with_processes,
 )
@@ -38,7 +47,7 @@ Fence = Callable[[pytest.MonkeyPatch], None]
 
 ALLOW_ALL = struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
 EVERY_CAPABILITY = f"{(1 << 41) - 1:x}"
-NETWORK, PROCESSES = 0x40000000, 0x20000000
+NETWORK, PROCESSES, MESSAGES, NAMES = 0x40000000, 0x20000000, 0x08000000, 0x04000000
 
 confinement, kernel = ConfinementContract(), KernelContract()
 
@@ -71,6 +80,11 @@ def option(words: Tokens, name: str, value: str | None) -> Tokens:
 def network(words: Tokens) -> Tokens:
     """Leave the sandbox in the host's network."""
     return ["loopback", "0", *option(words, "namespaces", str(NAMESPACES & ~NETWORK))]
+
+
+def hostname(words: Tokens) -> Tokens:
+    """Leave the sandbox with the host's name."""
+    return option(option(words, "namespaces", str(NAMESPACES & ~NAMES)), "hostname", None)
 
 
 def process_limit(words: Tokens) -> Tokens:
@@ -162,6 +176,12 @@ FENCES: dict[str, tuple[Fence, Check]] = {
         planned(lambda words: option(words, "capabilities", EVERY_CAPABILITY)),
         kernel.test_priv01_programs_have_no_power_and_cannot_gain_any,
     ),
+    "messages": (
+        planned(lambda words: option(words, "namespaces", str(NAMESPACES & ~MESSAGES))),
+        confinement.test_every_namespace_is_the_sandboxs_own,
+    ),
+    "hostname": (planned(hostname), confinement.test_the_hosts_name_is_not_the_sandboxs),
+    "asynchronous io": (no_filter, ask_for_asynchronous_io),
     "masks": (planned(without("mask")), masked_files_of_proc_say_nothing),
 }
 
@@ -191,6 +211,65 @@ async def test_without_the_limit_of_processes_res01_fails(state_directory: Path)
             await fill_with_processes(provider)
     async with opened(state_directory) as provider:
         await fill_with_processes(provider)
+
+
+async def test_without_the_limit_of_memory_res02_fails(state_directory: Path) -> None:
+    settings = Cgroups._settings  # pyright: ignore[reportPrivateUsage]
+
+    def no_memory_limit(patch: pytest.MonkeyPatch) -> None:
+        def careless(self: Cgroups, group: Cgroup, limits: Limits) -> object:
+            return settings(self, group, replace(limits, memory_bytes=None))
+
+        patch.setattr(Cgroups, "_settings", careless)
+
+    async with opened(state_directory) as provider:
+        if "memory_bytes" not in provider.capabilities.limits:
+            pytest.skip("no memory limit is declared here")
+        await fill_memory(provider)
+    async with opened(state_directory, no_memory_limit) as provider:
+        with pytest.raises(AssertionError):
+            await fill_memory(provider)
+
+
+async def fill_memory(provider: LocalProvider) -> None:
+    """Fail unless a program that needs more than the limit is ended by it."""
+    spec = new_spec(provider.capabilities, {"memory_bytes": 128 << 20})
+    async with await provider.create(spec) as sandbox:
+        ended = await run(sandbox, "dd", "if=/dev/zero", "of=/dev/null", "bs=400000000", "count=1")
+    await provider.destroy(spec.id)
+    assert ended.result.termination is Termination.OOM
+
+
+@pytest.fixture
+def planted() -> Iterator[Canary]:
+    """A file of the host where everybody may go."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        canary = Canary("canary-in-a-file-of-the-host", Path(directory, "canary-in-a-file-of-the-host"))
+        canary.file.write_text(canary.token)
+        yield canary
+
+
+async def test_with_a_directory_of_the_host_inside_fs01_fails(state_directory: Path, planted: Canary) -> None:
+    async with fenced(state_directory) as sandbox:
+        await confinement.test_fs01_a_file_of_the_host_is_found_nowhere(sandbox, planted)
+    shown = planned(lambda words: [*words, "bind", "/mnt", str(planted.file.parent), "0"])
+    async with fenced(state_directory, shown) as sandbox:
+        with pytest.raises(AssertionError):
+            await confinement.test_fs01_a_file_of_the_host_is_found_nowhere(sandbox, planted)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the host's root run commands")
+async def test_with_the_hosts_root_inside_fs19_fails(state_directory: Path) -> None:
+    def hosts_root(patch: pytest.MonkeyPatch) -> None:
+        root = Identity(start=0, count=65_536, gid=0, owners=range(70_000, 90_000))
+        patch.setattr(embedded, "choose_identity", lambda: root)
+
+    async with fenced(state_directory) as sandbox:
+        await kernel.test_fs19_the_hosts_root_is_nobody_inside(sandbox)
+    async with fenced(state_directory / "of-root", hosts_root) as sandbox:
+        with pytest.raises(AssertionError):
+            await kernel.test_fs19_the_hosts_root_is_nobody_inside(sandbox)
 
 
 async def test_without_a_namespace_of_processes_nothing_starts(state_directory: Path) -> None:
