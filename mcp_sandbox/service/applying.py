@@ -168,8 +168,8 @@ class ApplyService:
                     seen, changes, tree, since_ns=record.project_since_ns, copied=provider.capabilities.workspace_copied
                 )
                 return planned(
-                    changes, tree, seen, bases, unchanged_since_home=frozenset(unchanged), protected=protected,
-                    overwrite=overwrite, owner=os.geteuid(),
+                    changes, tree, seen, bases, unchanged_since_home=frozenset(unchanged), denied=record.denied,
+                    protected=protected, overwrite=overwrite, owner=os.geteuid(),
                 )  # fmt: skip
 
         return await to_thread.run_sync(plan)

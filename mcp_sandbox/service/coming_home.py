@@ -7,6 +7,7 @@ from typing import Final
 
 from mcp_sandbox.core.differences import Change, Side
 from mcp_sandbox.core.files import FileKind
+from mcp_sandbox.hostfs.denied import Denied
 from mcp_sandbox.hostfs.host_tree import HostEntry, HostTree
 from mcp_sandbox.policy.protected import why_protected
 from mcp_sandbox.service.bases import conflict, relative
@@ -74,6 +75,7 @@ def planned(
     bases: Mapping[str, Base],
     *,
     unchanged_since_home: Collection[str] = (),
+    denied: Sequence[str] = (),
     protected: bool = False,
     overwrite: bool = False,
     owner: int = 0,
@@ -86,11 +88,13 @@ def planned(
         seen: What is known of it.
         bases: Of these changes.
         unchanged_since_home: Paths whose version in the sandbox is what came home from it.
+        denied: Globs of what the sandbox must not see, and so not replace.
         protected: Whether a person allowed protected names.
         overwrite: Whether a person gave up what the project has where it changed.
         owner: Who applies; 0 may change everybody's files.
     """
     names = _Names(tree, _added(changes))
+    hidden = Denied(denied)
     ready: list[Homebound] = []
     left: list[Stopped] = []
     conflicts: list[Stopped] = []
@@ -114,7 +118,7 @@ def planned(
             continue
         if change.after is None and entry is None and not bases.get(path, Base(entry=None)).entry:
             continue
-        why = _why_not(path, change, entry, tree, owner, becoming)
+        why = "it is denied" if _is_hidden(path, hidden) else _why_not(path, change, entry, tree, owner, becoming)
         if not why and not protected:
             why = _why_protected(path, change, names)
         if why:
@@ -133,6 +137,11 @@ def planned(
         ready=tuple(kept), left=tuple(left), conflicts=tuple(conflicts), overwritten=tuple(overwritten),
         behind=tuple(behind),
     )  # fmt: skip
+
+
+def _is_hidden(path: str, denied: Denied) -> bool:
+    names = path.split("/")
+    return any(denied.hides("/".join(names[:depth])) for depth in range(1, len(names) + 1))
 
 
 def _is_below(path: str, directories: Collection[str]) -> bool:

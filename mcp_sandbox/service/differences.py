@@ -7,7 +7,7 @@ from mcp_sandbox.core.capability import Verb
 from mcp_sandbox.core.differences import Differences, DiffRequest, LiveState, StartState, State
 from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError
 from mcp_sandbox.core.provider import unsupported
-from mcp_sandbox.service.denials import require_denied_in
+from mcp_sandbox.service.denials import require_denied, require_denied_in
 from mcp_sandbox.service.paths import resolve
 from mcp_sandbox.service.sandboxes import SandboxService
 
@@ -69,4 +69,6 @@ async def _state(sandboxes: SandboxService, name: str, handle: str | None) -> tu
         raise NotFoundError(
             "Nothing compared", why="this project has no sandbox yet", fix="Name two snapshots, or use a sandbox first"
         )
+    if record.owner == sandboxes.owner:
+        require_denied(record, sandboxes.denied)
     return record.provider, LiveState(sandbox=record.id) if name == LIVE else StartState(sandbox=record.id)

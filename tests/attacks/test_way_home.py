@@ -129,6 +129,32 @@ def test_cfg04_what_programs_of_the_host_obey_never_comes_home_by_itself(
     assert (unknown.is_error, "protected" in unknown.text) == (True, True), "no argument of a model allows it"
 
 
+def test_fs10_what_the_sandbox_must_not_see_is_neither_replaced_nor_removed_nor_shown(
+    start: Callable[..., WireClient], project: Path, embedded: None
+) -> None:
+    """FS-10, FS-11: files at denied paths that a sandbox makes itself, and directories around them that it removes."""
+    (project / "mcp-sandbox.yaml").write_text("capabilities: {filesystem: {denied: [.env, '**/*.pem']}}\n")
+    (project / "d").mkdir()
+    for name in (".env", "d/k.pem", "d/plain"):
+        (project / name).write_text(f"CANARY of {name}\n")
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    with start("--allow-apply") as client:
+        client.exec("echo mine > .env; mkdir sub; echo mine > sub/new.pem; echo fine > fine")
+        assert "CANARY" not in client.call("changes").text
+        told = client.call("apply_changes")
+        assert not told.is_error, told.text
+        for name in (".env", "sub/new.pem"):
+            assert f"\n  {name}: it is denied" in told.text, told.text
+        assert {path: path.read_bytes() for path in before} == before
+        assert (project / "fine").exists()
+        assert not (project / "sub/new.pem").exists()
+        client.exec("rm -rf d; echo mine > d")
+        refused = client.call("apply_changes")
+        assert (refused.is_error, "which the sandbox has not seen" in refused.text) == (True, True), refused.text
+        assert {path: path.read_bytes() for path in before} == before
+        client.call("sandbox_destroy", sandbox=client.call("sandbox_list").text.split()[0])
+
+
 def test_cmd03_a_model_alone_brings_nothing_home(start: Callable[..., WireClient], project: Path) -> None:
     """CMD-03: where nobody can be asked the answer is no, and says what a person can do."""
     with start() as client:
