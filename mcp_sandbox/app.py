@@ -34,6 +34,7 @@ from mcp_sandbox.wrappers.pooled import PooledProvider
 if TYPE_CHECKING:
     from mcp_sandbox.policy.command_rules import CommandPolicy
     from mcp_sandbox.service.applying import ApplyService
+    from mcp_sandbox.service.command_gate import CommandGate
     from mcp_sandbox.service.services import Services
 
 __all__ = [
@@ -223,7 +224,6 @@ async def open_services(
     project, without anybody being asked.
     """
     from mcp_sandbox.service.changes import ChangeService
-    from mcp_sandbox.service.command_gate import CommandGate
     from mcp_sandbox.service.execution import ExecutionService
     from mcp_sandbox.service.files import FileService
     from mcp_sandbox.service.ports import PortService
@@ -244,7 +244,7 @@ async def open_services(
             pool=pool,
             idle_s=lifetimes.idle_s,
         ) as sandboxes,
-        ExecutionService(sandboxes, gate=CommandGate([*commands, *sandboxes.demands.commands])) as execution,
+        ExecutionService(sandboxes, gate=_gate(sandboxes.demands, commands)) as execution,
         PortService(sandboxes) as ports,
         anyio.create_task_group() as tasks,
     ):
@@ -262,3 +262,9 @@ async def open_services(
             applying=apply_service(sandboxes) if allow_apply else None,
         )
         tasks.cancel_scope.cancel()
+
+
+def _gate(demands: Demands, more: "Sequence[CommandPolicy]" = ()) -> "CommandGate":
+    from mcp_sandbox.service.command_gate import CommandGate
+
+    return CommandGate([*more, *demands.commands], demands.unvouched_env)

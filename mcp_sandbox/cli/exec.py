@@ -94,7 +94,7 @@ async def _admit(sandboxes: SandboxService, options: argparse.Namespace, request
     from mcp_sandbox.cli.asking import ask_at_terminal
     from mcp_sandbox.service.command_gate import CommandGate
 
-    await CommandGate(sandboxes.demands.commands).admit(
+    await CommandGate(sandboxes.demands.commands, sandboxes.demands.unvouched_env).admit(
         shlex.join(request.argv),
         cwd=request.cwd,
         sandbox=options.sandbox or "default",

@@ -24,7 +24,7 @@ def command_policies(layers: Sequence[Layer]) -> "tuple[CommandPolicy, ...]":
 
 def _policy(layer: Layer) -> CommandPolicy:
     said = {key.removeprefix(_PREFIX): value for key, value in layer.values.items() if key.startswith(_PREFIX)}
-    default = said.get("default", "ask" if said.get("allowed") else "allow")
+    default = said.get("default", "ask" if "allowed" in said else "allow")
     try:
         rules = tuple(_rules(said))
     except ConfigError as error:

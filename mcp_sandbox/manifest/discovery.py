@@ -55,7 +55,18 @@ def has_files(project: str) -> bool:
     places = [ADMIN_FILE, str(user_file())]
     if project:
         places += [os.path.join(project, name) for name in (*PROJECT_NAMES, *_MISSPELT)]  # noqa: PTH118
-    return any(map(os.path.lexists, places))
+    return any(map(_may_be_there, places))
+
+
+def _may_be_there(path: str) -> bool:
+    """Whether there is something, or this user may not even look: what it says would hold."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def find_files(project: str, *, admin: str = ADMIN_FILE, user: Path | None = None) -> "list[FoundFile]":
@@ -118,6 +129,8 @@ def _owned(path: str, *, administrator: bool) -> bytes | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(path):
+            raise _unusable(path, "it is a link to nothing") from None
         return None
     except OSError as error:
         raise _unusable(path, os.strerror(error.errno or 0).lower()) from None

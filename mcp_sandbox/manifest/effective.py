@@ -56,13 +56,14 @@ def effective(
             refusal=_refusal(narrowed, provider or default_provider),
             fallback=cast("tuple[str, ...]", narrowed.value(_FALLBACKS) or ()),
             env=_environment(narrowed, environ),
+            unvouched_env=_of_projects(narrowed, layers),
             asked_workspace="workspace.mode" in narrowed.held,
             idle_s=cast("float | None", narrowed.value("sandbox.idle")),
             preparation=_preparation(narrowed),
             commands=command_policies(layers),
             notices=tuple(narrowed.told),
         ),
-        policy=_policy(narrowed),
+        policy=_policy(narrowed, layers),
     )
 
 
@@ -75,7 +76,7 @@ def _template(narrowed: Narrowed, template: SandboxSpec, layers: "list[Layer]", 
     workspace = Workspace() if mode is WorkspaceMode.EMPTY or source is None else Workspace(mode=mode, source=source)
     globs = cast("tuple[str, ...]", narrowed.value("capabilities.filesystem.denied") or ())
     denied = of_workspace(globs, source, os.path.expanduser("~")) if workspace.source and source else ()  # noqa: PTH111
-    runtime = narrowed.value(f"sandbox.options.{provider}.runtime") or template.runtime
+    runtime = template.runtime or narrowed.value(f"sandbox.options.{provider}.runtime")
     return replace(
         template,
         image=cast("str | None", narrowed.value("environment.image")),
@@ -122,9 +123,24 @@ def _preparation(narrowed: Narrowed) -> Preparation:
     )
 
 
-def _policy(narrowed: Narrowed) -> Policy:
+def _of_projects(narrowed: Narrowed, layers: "list[Layer]") -> "tuple[str, ...]":
+    """Return the variables that a project's file sets: no rule of anybody else reckons with them."""
+    projects = {layer.source for layer in layers if layer.name == "project"}
+    return tuple(
+        key.removeprefix("env.")
+        for key, held in narrowed.held.items()
+        if key.startswith("env.") and projects.issuperset(held.sources)
+    )
+
+
+def _policy(narrowed: Narrowed, layers: "list[Layer]") -> Policy:
     least = str(narrowed.value("policy.min_isolation") or "namespace")
     providers, images = narrowed.value("policy.providers"), narrowed.value("policy.images")
+    named = narrowed.held.get("sandbox.provider")
+    if providers is None and named is not None:  # the agent may choose among what was named, and nothing else
+        operators = {layer.source for layer in layers if layer.name != "project"}
+        if operators.issuperset(named.sources):
+            providers = (named.value, *cast("tuple[str, ...]", narrowed.value(_FALLBACKS) or ()))
     return Policy(
         min_isolation=Isolation[least.upper()],
         providers=None if providers is None else frozenset(cast("tuple[str, ...]", providers)),

@@ -36,6 +36,7 @@ def command_line(
         "sandbox.provider": provider or None,
         "environment.image": image or None,
         "workspace.mode": start.asked_workspace or None,
+        "sandbox.options.docker.runtime": start.runtime or None,
         "capabilities.network.allowed": () if start.network == "none" else None,
         "sandbox.idle": idle_s,
     }
@@ -116,7 +117,7 @@ def _why_not(key: str, value: object) -> str:
             if key == "environment.wheels" and not _is_inside(str(value)):
                 return "it is a directory of the project, relative to it and without `..`"
         case "sandbox":
-            if key == "sandbox.provider" and value == "memory":
+            if key in ("sandbox.provider", "sandbox.fallback") and "memory" in (value, *_words(value)):
                 return "it runs no programs"
         case "capabilities":
             if key == "capabilities.filesystem.allowed":

@@ -88,9 +88,23 @@ def narrow(layers: Sequence[Layer]) -> Narrowed:
     for layer in layers:
         for key, value in layer.values.items():
             _take(done, layer, key, value)
+    _drop_others_fallback(done, [layer.source for layer in layers])
     for key, offered in _CHOSEN_FROM.items():
         _refuse_others(done, key, offered)
     return done
+
+
+def _drop_others_fallback(done: Narrowed, order: Sequence[str]) -> None:
+    """Let nobody replace a provider that somebody above them has named: what is taken instead may isolate less."""
+    provider, fallback = done.held.get("sandbox.provider"), done.held.get("sandbox.fallback")
+    if provider is None or fallback is None:
+        return
+    if min(map(order.index, fallback.sources)) > max(map(order.index, provider.sources)):
+        done.told.append(
+            f"sandbox.fallback: {_by(provider)} says {shown('sandbox.provider', provider.value)}, so what "
+            f"{_by(fallback)} would take instead does not hold"
+        )
+        del done.held["sandbox.fallback"]
 
 
 def _refuse_others(done: Narrowed, key: str, offered: str) -> None:

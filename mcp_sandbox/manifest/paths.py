@@ -1,7 +1,7 @@
 """What globs of files mean: those of the workspace, and those of the machine, which never come in."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mcp_sandbox.core.errors import InvalidRequestError
@@ -25,14 +25,37 @@ def of_workspace(globs: Sequence[str], project: str, home: str) -> "tuple[str, .
     found: list[str] = []
     for glob in globs:
         path = f"{home}{glob[1:]}" if glob.startswith("~/") and home else glob
-        for root in (WORKSPACE, project):
-            if root and path.startswith(f"{root}/"):
-                found.append(path[len(root) + 1 :])
-                break
-        else:
-            if not path.startswith(("/", "~")):
-                found.append(path)
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if not path.startswith(("/", "~")):
+            found.append("/".join(parts))
+            continue
+        found += _below(parts, WORKSPACE[1:].split("/"))
+        inside = [part for part in project.split("/") if part]
+        if inside and parts[: len(inside)] == inside and len(parts) > len(inside):
+            found.append("/".join(parts[len(inside) :]))
     return tuple(dict.fromkeys(found))
+
+
+def _below(parts: Sequence[str], root: Sequence[str]) -> Iterator[str]:
+    """Yield what an absolute glob says about paths below a directory; `/**` alone is about the machine."""
+    reached = {0}
+    for name in root:
+        reached = {after for place in reached for after in _steps(parts, place, name)}
+    for place in sorted(reached):
+        rest = parts[place:]
+        if not rest:
+            yield "*"
+        elif rest != ["**"] or "**" not in parts[: place + 1] or parts[: len(root)] == list(root):
+            yield "/".join(rest)
+
+
+def _steps(parts: Sequence[str], place: int, name: str) -> Iterator[int]:
+    """Yield where a glob goes on after a name; `**` may stand for any number of them."""
+    while place < len(parts) and parts[place] == "**":
+        yield place
+        place += 1
+    if place < len(parts) and glob_regex(parts[place]).fullmatch(name):
+        yield place + 1
 
 
 def is_whole(globs: Sequence[str]) -> bool:

@@ -27,10 +27,19 @@ from mcp_sandbox.core.files import (
 from mcp_sandbox.core.image import Image, ImageRequest
 from mcp_sandbox.core.ports import Connection, DialRequest
 from mcp_sandbox.core.provider import Forked, Provider, Sandbox, unsupported
-from mcp_sandbox.core.sandbox import SandboxSpec
+from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.core.snapshot import NativeContent, SnapshotRequest
 from mcp_sandbox.policy.bounded import BoundedReceiveStream, refuse_oversize
-from mcp_sandbox.policy.rules import Policy, admit_exec, admit_mode, admit_path, admit_range, admit_spec
+from mcp_sandbox.policy.rules import (
+    Policy,
+    admit_exec,
+    admit_isolation,
+    admit_mode,
+    admit_path,
+    admit_provider,
+    admit_range,
+    admit_spec,
+)
 
 __all__ = ["GuardedProvider", "GuardedSandbox"]
 
@@ -170,6 +179,17 @@ class GuardedProvider(DelegatingProvider):
     def wrap(self, sandbox: Sandbox) -> Sandbox:
         """Put the guard around a sandbox."""
         return GuardedSandbox(sandbox, self._policy)
+
+    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+        """Connect to a sandbox, unless the policy became stricter than what it is."""
+        admit_provider(self._policy, self.name)
+        sandbox = await super().attach(sandbox_id)
+        try:
+            admit_isolation(self._policy, self.name, sandbox.capabilities.isolation, f"Sandbox {sandbox_id} not used")
+        except UnsupportedError:
+            await sandbox.aclose()
+            raise
+        return sandbox
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create an admitted sandbox."""

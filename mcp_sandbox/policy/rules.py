@@ -14,7 +14,16 @@ from mcp_sandbox.core.exec import ExecRequest
 from mcp_sandbox.core.sandbox import Limits, SandboxSpec, WorkspaceMode
 from mcp_sandbox.core.wording import limit_text
 
-__all__ = ["Policy", "admit_exec", "admit_mode", "admit_path", "admit_range", "admit_spec"]
+__all__ = [
+    "Policy",
+    "admit_exec",
+    "admit_isolation",
+    "admit_mode",
+    "admit_path",
+    "admit_provider",
+    "admit_range",
+    "admit_spec",
+]
 
 _MIB = 1024 * 1024
 _SAFE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -45,6 +54,26 @@ class Policy:
     """Bytes that one write or one upload may carry; `None` is no bound."""
 
 
+def admit_provider(policy: Policy, provider: str) -> None:
+    """Refuse a provider that the policy does not list."""
+    if policy.providers is not None and provider not in policy.providers:
+        raise PolicyDeniedError(
+            f"Provider {provider!r} refused",
+            why=f"the policy allows only {', '.join(sorted(policy.providers)) or 'none'}",
+            fix="Use one of them, or have the operator add it to 'policy.providers'",
+        )
+
+
+def admit_isolation(policy: Policy, provider: str, given: Isolation, what: str) -> None:
+    """Refuse a boundary that is weaker than the policy allows."""
+    if given < policy.min_isolation:
+        raise UnsupportedError(
+            what,
+            why=f"the policy needs isolation {policy.min_isolation.name}, provider {provider!r} gives {given.name}",
+            fix="Choose a stronger provider, or lower 'min_isolation' in the policy",
+        )
+
+
 def admit_spec(policy: Policy, provider: str, capabilities: Capabilities, spec: SandboxSpec) -> SandboxSpec:
     """Return the spec with the policy's ceilings filled in.
 
@@ -57,12 +86,7 @@ def admit_spec(policy: Policy, provider: str, capabilities: Capabilities, spec: 
         raise InvalidRequestError(
             f"Sandbox id {spec.id!r} refused", why="it is not made of a-z, 0-9, '_' and '-'", fix="Generate an id"
         )
-    if policy.providers is not None and provider not in policy.providers:
-        raise PolicyDeniedError(
-            f"Provider {provider!r} refused",
-            why=f"the policy allows only {', '.join(sorted(policy.providers)) or 'none'}",
-            fix="Use one of them, or have the operator add it to 'policy.providers'",
-        )
+    admit_provider(policy, provider)
     if (spec.workspace.mode is WorkspaceMode.EMPTY) is not (spec.workspace.source is None):
         raise InvalidRequestError(
             f"Workspace mode {spec.workspace.mode.value!r} refused",
@@ -71,12 +95,7 @@ def admit_spec(policy: Policy, provider: str, capabilities: Capabilities, spec: 
         )
     _admit_env(policy, spec.env)
     given = capabilities.runtimes.get(spec.runtime, capabilities.isolation) if spec.runtime else capabilities.isolation
-    if given < policy.min_isolation:
-        raise UnsupportedError(
-            "Sandbox not created",
-            why=f"the policy needs isolation {policy.min_isolation.name}, provider {provider!r} gives {given.name}",
-            fix="Choose a stronger provider, or lower 'min_isolation' in the policy",
-        )
+    admit_isolation(policy, provider, given, "Sandbox not created")
     if spec.network not in policy.network:
         raise PolicyDeniedError(
             f"Network mode {spec.network.value!r} refused",

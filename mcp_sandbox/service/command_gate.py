@@ -16,9 +16,11 @@ class CommandGate:
 
     Args:
         policies: What each layer of the configuration says.
+        env: Variables of every command that nobody vouches for.
     """
 
-    def __init__(self, policies: Sequence[CommandPolicy] = ()) -> None:
+    def __init__(self, policies: Sequence[CommandPolicy] = (), env: Sequence[str] = ()) -> None:
+        self._env = tuple(env)
         self._policies = [policy for policy in policies if policy.decides]
         self._allowed: set[str] = set()
         self._asking = Lock()
@@ -41,7 +43,7 @@ class CommandGate:
         """
         if not self._policies:
             return
-        verdict = await to_thread.run_sync(judge, self._policies, command, tuple(env))
+        verdict = await to_thread.run_sync(judge, self._policies, command, (*self._env, *env))
         if verdict.decision is Decision.ALLOW:
             return
         if verdict.decision is Decision.DENY:

@@ -23,6 +23,8 @@ class Demands:
     """Providers to take, in this order, where the one that is asked for cannot be used."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables of every command."""
+    unvouched_env: tuple[str, ...] = ()
+    """Those of them that a project's file set: rules weigh them as if they came with the command."""
     asked_workspace: bool = False
     """Whether somebody asked for a mode of the workspace, and not only got the usual one."""
     idle_s: float | None = None

@@ -50,13 +50,18 @@ _TIMES = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _CORES = {"": 1, "core": 1, "cores": 1, "cpu": 1, "cpus": 1}
 
 
+_MOST = 10**15
+"""More than any machine has of anything: a petabyte, thirty million years."""
+
+
 def _quantity(text: str, units: "Mapping[str, int]") -> float | None:
     stripped = text.strip().lower()
     number = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = stripped[len(number) :].strip()
     if unit not in units or not number.isascii() or not number.replace(".", "", 1).isdecimal():
         return None
-    return float(number) * units[unit]
+    value = float(number) * units[unit]
+    return value if value <= _MOST else None
 
 
 def size(text: str) -> float | None:
@@ -77,7 +82,7 @@ def cores(text: str) -> float | None:
 
 def count(text: str) -> float | None:
     """Return a whole number; `None` for what is none."""
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST)) else None
 
 
 _MIB = 1024 * 1024

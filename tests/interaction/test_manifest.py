@@ -106,3 +106,46 @@ def test_snap03_a_snapshot_of_a_laxer_time_does_not_bring_back_what_is_denied_no
     own = strict.call("snapshot_create").text.split()[0]
     assert not strict.call("snapshot_restore", snapshot=own).is_error
     assert "canary" not in strict.exec("cat .env").text
+
+
+def test_the_agent_chooses_no_provider_that_the_operator_did_not_name(
+    start: Callable[..., WireClient], project: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("sandbox: {provider: local}\n")
+    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert not server.exec("true").is_error
+    assert "the policy allows only local" in server.call("sandbox_create", provider="memory").text
+
+
+def test_cmd05_variables_of_a_project_are_weighed_against_the_users_allow_list(
+    start: Callable[..., WireClient], project: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("capabilities: {commands: {allowed: [echo], default: deny}}\nenv: {OWN: user}\n")
+    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert server.exec("echo $OWN").body.split()[-1] == "user"
+    (project / "mcp-sandbox.yaml").write_text("env: {BASH_ENV: /workspace/evil.sh}\n")
+    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert "the variable BASH_ENV may change what an allowed command does" in server.exec("echo hi").text
+
+
+def test_a_list_that_allows_nothing_allows_nothing(start: Callable[..., WireClient], project: Path) -> None:
+    (project / "mcp-sandbox.yaml").write_text("capabilities: {commands: {allowed: []}}\n")
+    assert (
+        "is not among the commands that are allowed (none)" in start("serve", "--project", str(project)).exec("id").text
+    )
+
+
+def test_a_name_that_is_denied_anywhere_is_denied_in_the_workspace(
+    start: Callable[..., WireClient], project: Path
+) -> None:
+    (project / ".env").write_text("secret")
+    (project / "other").mkdir()
+    (project / "other" / "f").write_text("secret")
+    (project / "mcp-sandbox.yaml").write_text(
+        'capabilities: {filesystem: {denied: ["/**/.env", "//workspace/other/f"]}}\n'
+    )
+    assert "secret" not in start("serve", "--project", str(project)).exec("cat .env other/f; ls -A").text

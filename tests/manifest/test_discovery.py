@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.core.errors import ConfigError
-from mcp_sandbox.manifest.discovery import find_files
+from mcp_sandbox.manifest.discovery import find_files, has_files
 from mcp_sandbox.manifest.layers import read_layers
 from mcp_sandbox.manifest.problems import ManifestError
 from mcp_sandbox.manifest.trust import forget_trust, is_trusted, trust, trusted_file
@@ -157,3 +157,42 @@ def test_a_list_of_yeses_that_others_may_write_is_no_yes(places: tuple[Path, Pat
     trusted_file().chmod(0o666)
     with pytest.raises(ConfigError, match="others may write it"):
         is_trusted(str(project), "mcp-sandbox.yaml", "d1")
+
+
+def test_a_configuration_that_leads_nowhere_is_refused(places: tuple[Path, Path, Path]) -> None:
+    admin, user, project = places
+    user.symlink_to("/nonexistent/dotfiles")
+    assert has_files(str(project))
+    with pytest.raises(ConfigError, match="a link to nothing"):
+        find_files(str(project), admin=str(admin), user=user)
+
+
+def test_a_configuration_that_may_not_even_be_looked_at_is_not_taken_for_none(
+    places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, user, project = places
+    if os.geteuid() == 0:  # root may look everywhere, but nothing is below a name that is too long
+        monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "x" * 300)
+    else:
+        user.parent.chmod(0)
+    try:
+        assert has_files(str(project))
+        with pytest.raises(ConfigError, match="cannot be used"):
+            find_files(str(project), admin="/nonexistent")
+    finally:
+        user.parent.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"sandbox: {{resources: {{memory: {'9' * 400}}}}}", f"sandbox: {{resources: {{disk: {'9' * 400}TB}}}}",
+        f"limits: {{inodes: {'9' * 400}}}", f"sandbox: {{timeout: {'9' * 400}}}", f"sandbox: {{idle: {'9' * 400}s}}",
+        f"sandbox: {{resources: {{cpu: {'9' * 400}}}}}", "sandbox: {fallback: [memory]}", "sandbox: {provider: memory}",
+    ],
+)  # fmt: skip
+def test_what_no_project_can_mean_is_named_by_key(places: tuple[Path, Path, Path], text: str) -> None:
+    admin, user, project = places
+    _write(project / "mcp-sandbox.yaml", text)
+    with pytest.raises(ManifestError, match=r"line 1: (sandbox|limits)\."):
+        read_layers(str(project), {}, admin=str(admin), user=user)

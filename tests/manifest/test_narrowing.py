@@ -139,3 +139,13 @@ def test_cfg06_a_project_never_says_what_operators_alone_do(key: str) -> None:
 )
 def test_net10_what_an_entry_allows(key: str, wide: str, narrow_one: str, expected: bool) -> None:
     assert covers(key, wide, narrow_one) is expected
+
+
+def test_a_provider_that_somebody_named_is_replaced_by_nobody_below() -> None:
+    named, wanted = {"sandbox.provider": "gvisor"}, {"sandbox.fallback": ("local",)}
+    done = narrow([layer("user", named), layer("project", wanted)])
+    assert done.value("sandbox.fallback") is None
+    assert "sandbox.fallback: user says gvisor" in done.told[0]
+    for layers in ([layer("user", {**named, **wanted})], [layer("project", {**named, **wanted})]):
+        assert narrow(layers).value("sandbox.fallback") == ("local",)
+    assert narrow([layer("project", wanted)]).value("sandbox.fallback") == ("local",)

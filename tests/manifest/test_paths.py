@@ -25,6 +25,13 @@ __all__: list[str] = []
         ("/home/me/src/app/.env", (".env",)),
         ("~/**", ()),
         ("/home/me/src/application/x", ()),
+        ("//workspace//other/./f", ("other/f",)),
+        ("/**/.env", ("**/.env",)),
+        ("/*/.env", (".env",)),
+        ("/work*/src/**", ("src/**",)),
+        ("/workspace", ("*",)),
+        ("/workspace/**", ("**",)),
+        ("/**", ()),
     ],
 )
 def test_what_a_glob_is_about(glob: str, expected: tuple[str, ...]) -> None:

@@ -140,3 +140,15 @@ async def test_content_of_another_provider_is_refused(provider: Provider, sandbo
         await provider.restore(foreign, new_spec(provider.capabilities))
     with pytest.raises(InvalidRequestError, match="elsewhere"):
         await provider.discard(foreign)
+
+
+async def test_a_sandbox_from_before_a_stricter_policy_is_not_used(tmp_path: Path) -> None:
+    async with GuardedProvider(MemoryProvider(tmp_path), POLICY) as provider:
+        sandbox = await provider.create(new_spec(provider.capabilities))
+        async with GuardedProvider(provider, replace(POLICY, providers=frozenset({"docker"}))) as stricter:
+            with pytest.raises(PolicyDeniedError, match="allows only docker"):
+                await stricter.attach(sandbox.id)
+        async with GuardedProvider(provider, replace(POLICY, min_isolation=Isolation.CONTAINER)) as stronger:
+            with pytest.raises(UnsupportedError, match="needs isolation CONTAINER"):
+                await stronger.attach(sandbox.id)
+            await stronger.destroy(sandbox.id)
