@@ -271,3 +271,22 @@ def test_a_sandbox_without_a_project_has_no_way_home(start: Callable[..., WireCl
         refused = client.call("apply_changes")
         assert (refused.is_error, "did not begin as a project" in refused.text) == (True, True)
         client.call("sandbox_destroy", sandbox=_sandbox(client))
+
+
+@pytest.mark.parametrize("provider", ["docker"], indirect=True)
+def test_changes_come_home_from_a_container_unless_the_project_changed_since_it_was_copied(
+    start: Callable[..., WireClient], filled: Path
+) -> None:
+    with start("serve", "--project", str(filled), "--allow-apply") as client:
+        client.exec("echo mine >> a; rm gone; mkdir new; echo n > new/f")
+        (filled / "keep").write_text("theirs\n")
+        _done(client.call("apply_changes"))
+        assert (filled / "a").read_text() == f"{PROJECT['a']}mine\n"
+        assert ((filled / "new/f").read_text(), (filled / "gone").exists()) == ("n\n", False)
+        assert (filled / "keep").read_text() == "theirs\n"
+        client.exec("echo mine >> keep; echo more >> a")
+        refused = client.call("apply_changes")
+        assert (refused.is_error, "keep (it changed in the project" in refused.text) == (True, True)
+        _done(client.call("apply_changes", paths=["a"]))
+        assert (filled / "a").read_text() == f"{PROJECT['a']}mine\nmore\n"
+        client.call("sandbox_destroy", sandbox=_sandbox(client))
