@@ -188,7 +188,7 @@ class ArchiveContract(Contract):
         assert await read_file(sandbox, "/workspace/b/deep/private") == b"\0\xff" * 50_000
 
     async def test_extended_attributes_of_programs_come_in_and_go_out(self, sandbox: Sandbox) -> None:
-        """As pax headers that GNU tar and bsdtar know; left out where the provider does not declare them."""
+        """As pax headers that GNU tar and bsdtar know; undeclared, they may be left out."""
         headers = {
             "SCHILY.xattr.user.plain": "value", "SCHILY.xattr.user.odd%3D%25": "\0\n=\udcff",
             "SCHILY.xattr.security.capability": "0", "SCHILY.xattr.trusted.overlay.opaque": "y", "comment": "none",
@@ -204,8 +204,11 @@ class ArchiveContract(Contract):
         with tarfile.open(fileobj=io.BytesIO(out), errors="surrogateescape") as tar:
             found = {info.name.removeprefix("./").rstrip("/"): attributes_of_pax(info.pax_headers) for info in tar}
         expected = {"user.odd=%": b"\0\n=\xff", "user.plain": b"value"}
-        kept = expected if sandbox.capabilities.extended_attributes else {}
-        assert {name: dict(found[name]) for name in ("d", "d/f", "d/bare")} == {"d": kept, "d/f": kept, "d/bare": {}}
+        assert dict(found["d/bare"]) == {}
+        assert await read_file(sandbox, "/workspace/in/d/f") == b"content"
+        for name in ("d", "d/f"):
+            kept = dict(found[name])
+            assert kept == expected or not (kept or sandbox.capabilities.extended_attributes), "all of them, or none"
 
     @pytest.mark.parametrize("headers", ODD_ATTRIBUTES.values(), ids=ODD_ATTRIBUTES)
     async def test_attributes_that_no_file_can_have_are_refused_or_left_out(
