@@ -142,7 +142,8 @@ def test_net10_what_an_entry_allows(key: str, wide: str, narrow_one: str, expect
 
 
 def test_a_provider_that_somebody_named_is_replaced_by_nobody_below() -> None:
-    named, wanted = {"sandbox.provider": "gvisor"}, {"sandbox.fallback": ("local",)}
+    named: dict[str, object] = {"sandbox.provider": "gvisor"}
+    wanted: dict[str, object] = {"sandbox.fallback": ("local",)}
     done = narrow([layer("user", named), layer("project", wanted)])
     assert done.value("sandbox.fallback") is None
     assert "sandbox.fallback: user says gvisor" in done.told[0]
