@@ -114,7 +114,7 @@ def test_errors_name_commands_and_no_tools(machine: CommandLine, arguments: tupl
 
 @pytest.mark.parametrize("form", ["--stat", "--json", ""])
 def test_diff_names_what_could_not_be_looked_at(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = argparse.Namespace(json=form == "--json", stat=form == "--stat")
+    options = argparse.Namespace(json=form == "--json", stat=form == "--stat", color="auto")
     show(Differences(changes=(), unseen=("/usr/share/locked\n",)), options)
     shown = capsys.readouterr()
     assert shown.err == "mcp-sandbox: could not be looked at, so what changed is not known: $'/usr/share/locked\\n'\n"
