@@ -259,7 +259,8 @@ async def open_services(
             snapshots=SnapshotService(sandboxes),
             ports=ports,
             changes=ChangeService(sandboxes),
-            applying=apply_service(sandboxes) if allow_apply else None,
+            applying=apply_service(sandboxes),
+            may_apply=allow_apply,
         )
         tasks.cancel_scope.cancel()
 

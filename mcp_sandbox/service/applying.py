@@ -22,7 +22,7 @@ from mcp_sandbox.hostfs.host_tree import HostTree
 from mcp_sandbox.hostfs.staging import Stage
 from mcp_sandbox.hostfs.transaction import revert_all
 from mcp_sandbox.service.bases import has_way_home, learned, look_again, note_put_back, origin, relative, seen_lock
-from mcp_sandbox.service.carrying import Carrier, digest_of
+from mcp_sandbox.service.carrying import Approve, Carrier, digest_of
 from mcp_sandbox.service.coming_home import Plan, planned
 from mcp_sandbox.service.paths import display, resolve
 from mcp_sandbox.service.sandboxes import LiveSandbox, SandboxService
@@ -79,6 +79,7 @@ class ApplyService:
         dry_run: bool = False,
         protected: bool = False,
         overwrite: bool = False,
+        approve: Approve | None = None,
     ) -> Applied:
         """Bring changes home, all that can be or none.
 
@@ -88,6 +89,7 @@ class ApplyService:
             dry_run: Say what would happen, conflicts too, and change nothing.
             protected: Bring protected names as well: a person said so.
             overwrite: Bring what the project changed, too: a person said so.
+            approve: Asked when it is known what comes home, to the byte, and nothing has changed.
 
         Raises:
             StateError: Something changed in the project; names what, and how. Nothing was applied.
@@ -107,7 +109,7 @@ class ApplyService:
                     raise _conflicting(plan)
                 if dry_run or not plan.ready:
                     return Applied(plan=plan, done=False, sandbox=live)
-                brought = await Carrier(store, live).carry(plan)
+                brought = await Carrier(store, live, approve).carry(plan)
                 await to_thread.run_sync(_note_home, live, brought)
         return Applied(plan=plan, done=True, sandbox=live)
 

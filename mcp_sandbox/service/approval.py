@@ -1,5 +1,6 @@
 """Questions to the person: what is shown, what may be answered, and what an answer is good for."""
 
+import abc
 import hashlib
 import json
 import re
@@ -8,9 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
-__all__ = ["MOST_CHARACTERS", "Approval", "Ask", "Question", "visible"]
+__all__ = ["MOST_CHARACTERS", "ApplyQuestion", "Approval", "Ask", "CommandQuestion", "Question", "visible"]
 
 MOST_CHARACTERS: Final = 4_000
 """What nobody reads to its end is not asked."""
@@ -24,9 +26,10 @@ _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\x1b": "\\e"}
 class Approval(Enum):
     """What the person said."""
 
-    ONCE = "Run it once"
-    SESSION = "Run it whenever it is asked for in this session"
-    NO = "Do not run it"
+    ONCE = "once"
+    SESSION = "session"
+    """Whenever the same is asked for in this session."""
+    NO = "no"
     CANNOT_ASK = "cannot ask"
     """Nobody can be asked through this client."""
     TOO_OFTEN = "too often"
@@ -35,9 +38,39 @@ class Approval(Enum):
     """The person dismissed the question, or did not answer in time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(abc.ABC):
+    """Something that happens only if the person says so."""
+
+    choices: ClassVar[Mapping[str, Approval]]
+    """What may be answered."""
+
+    @property
+    @abc.abstractmethod
+    def text(self) -> str:
+        """What is shown: all of it, and nothing that could pass for something else."""
+
+    @property
+    @abc.abstractmethod
+    def digest(self) -> str:
+        """What an answer is bound to: the exact bytes of everything that decides what happens."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a person can be expected to read it."""
+        return len(self.text) <= MOST_CHARACTERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandQuestion(Question):
     """Whether a command may run."""
+
+    choices = MappingProxyType(
+        {
+            "Run it once": Approval.ONCE,
+            "Run it whenever it is asked for in this session": Approval.SESSION,
+            "Do not run it": Approval.NO,
+        }
+    )
 
     command: str
     cwd: str
@@ -68,15 +101,38 @@ class Question:
         return "\n".join([*parts, "", f"You are asked because {visible(self.why)}, says {self.layer}."])
 
     @property
-    def is_readable(self) -> bool:
-        """Whether a person can be expected to read it."""
-        return len(self.text) <= MOST_CHARACTERS
-
-    @property
     def digest(self) -> str:
         """What an answer is bound to: the exact bytes of everything that decides what runs."""
         where = (self.cwd, self.sandbox, sorted(self.env.items()))
         bound = (self.command, *where, self.stdin, self.goes_on, self.why, self.layer)
+        return hashlib.sha256(json.dumps(bound).encode("utf-8")).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyQuestion(Question):
+    """Whether changes of a sandbox may come home into the project."""
+
+    choices = MappingProxyType({"Apply them": Approval.ONCE, "Do not apply them": Approval.NO})
+
+    project: str
+    """What the project is called."""
+    sandbox: str
+    changes: tuple[str, ...]
+    """A line for each path."""
+    content: str
+    """A digest of all that comes home."""
+
+    @property
+    def text(self) -> str:
+        """Every path; what is in them is a command away."""
+        head = f"An agent wants to bring these changes home from sandbox {visible(self.sandbox)} into your project "
+        shown = _quoted("\n".join(self.changes))
+        return "\n".join([f"{head}{visible(self.project)}:", "", *shown, "", "`mcp-sandbox diff` shows them whole."])
+
+    @property
+    def digest(self) -> str:
+        """The paths, and all that they will hold."""
+        bound = (self.project, self.sandbox, self.changes, self.content)
         return hashlib.sha256(json.dumps(bound).encode("utf-8")).hexdigest()
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,10 @@ from mcp_sandbox.store.applied import AppliedRecord, AppliedStore
 from mcp_sandbox.store.record import now
 from mcp_sandbox.store.seen import Home
 
-__all__ = ["Carrier", "digest_of"]
+__all__ = ["Approve", "Carrier", "digest_of"]
+
+Approve = Callable[[Plan, str], Awaitable[None]]
+"""Returns if what is staged may come home, known by a digest of all of it; raises otherwise."""
 
 _MOST_BYTES: Final = 4 << 30
 _PIECE_BYTES: Final = 1 << 20
@@ -56,9 +59,11 @@ class Carrier:
     Args:
         store: Of the project; its lock is held.
         live: The sandbox.
+        approve: Asked when everything is staged, and nothing has changed.
     """
 
-    def __init__(self, store: AppliedStore, live: LiveSandbox) -> None:
+    def __init__(self, store: AppliedStore, live: LiveSandbox, approve: Approve | None = None) -> None:
+        self._approve = approve
         self._store = store
         self._live = live
         self._project = Path(live.record.project)
@@ -87,11 +92,10 @@ class Carrier:
             )  # fmt: skip
         name = new_stage_name()
         with HostTree(self._project) as tree, Stage(tree, name) as stage:
-            return await self._carry(tree, stage, name, ready, total)
+            return await self._carry(tree, stage, name, plan, total)
 
-    async def _carry(
-        self, tree: HostTree, stage: Stage, name: str, ready: Sequence[Homebound], total: int
-    ) -> "dict[str, Home]":
+    async def _carry(self, tree: HostTree, stage: Stage, name: str, plan: Plan, total: int) -> "dict[str, Home]":
+        ready = plan.ready
         brought: dict[str, Home] = {}
         try:
             await to_thread.run_sync(stage.require_room, total)
@@ -101,6 +105,8 @@ class Carrier:
                 await self._arrival(one, tree, stage)
             for one in reversed(ready):
                 self._final_mode(one)
+            if self._approve is not None:
+                await self._approve(plan, self._fingerprint(ready))
             with anyio.CancelScope(shield=True):
                 brought = await to_thread.run_sync(self._commit, tree, stage, name, [one.path for one in ready])
         finally:
@@ -108,6 +114,13 @@ class Carrier:
                 with anyio.CancelScope(shield=True):
                     await to_thread.run_sync(_discard, stage)
         return brought
+
+    def _fingerprint(self, ready: Sequence[Homebound]) -> str:
+        """Return a digest of every path, and of what it will hold."""
+        whole = hashlib.sha256()
+        for one in ready:
+            whole.update(os.fsencode(f"{one.path}\0{self._digests.get(one.path, '')}\0"))
+        return whole.hexdigest()
 
     def _removal(self, one: Homebound) -> None:
         """Take away what is no more, or becomes another kind of thing; from the bottom up."""

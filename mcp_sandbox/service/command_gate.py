@@ -6,7 +6,7 @@ from anyio import Lock, to_thread
 
 from mcp_sandbox.core.errors import PolicyDeniedError
 from mcp_sandbox.policy.command_rules import CommandPolicy, Decision, judge
-from mcp_sandbox.service.approval import MOST_CHARACTERS, Approval, Ask, Question
+from mcp_sandbox.service.approval import MOST_CHARACTERS, Approval, Ask, CommandQuestion
 
 __all__ = ["CommandGate"]
 
@@ -50,7 +50,7 @@ class CommandGate:
             raise _refused(
                 f"{verdict.why}, says {verdict.layer}", "Do it another way, or tell the user, who can change the rule"
             )
-        question = Question(
+        question = CommandQuestion(
             command=command, cwd=cwd, sandbox=sandbox, env=env, stdin=stdin, goes_on=goes_on, why=verdict.why,
             layer=verdict.layer,
         )  # fmt: skip
@@ -58,7 +58,7 @@ class CommandGate:
             if question.digest not in self._allowed:
                 await self._ask(question, ask)
 
-    async def _ask(self, question: Question, ask: Ask | None) -> None:
+    async def _ask(self, question: CommandQuestion, ask: Ask | None) -> None:
         asked = f"{question.why}, and {question.layer} has the user asked"
         if not question.is_readable:
             raise _refused(

@@ -25,5 +25,6 @@ class Services:
     snapshots: SnapshotService
     ports: PortService
     changes: ChangeService
-    applying: ApplyService | None = None
-    """Only where the user lets models change the project."""
+    applying: ApplyService
+    may_apply: bool = False
+    """Whether the user lets models change the project without being asked."""

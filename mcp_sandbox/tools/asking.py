@@ -31,14 +31,6 @@ _PERIOD_S: Final = 60.0
 _MOST_WAITING: Final = 64
 _INPUT_REQUIRED_SINCE: Final = "2026-07-28"
 _NAME: Final = "decision"
-_CHOICES: Final = (Approval.ONCE, Approval.SESSION, Approval.NO)
-_SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {
-        _NAME: {"type": "string", "title": "Decision", "enum": [choice.value for choice in _CHOICES]},
-    },
-    "required": [_NAME],
-}
 
 
 class InputNeededError(Exception):
@@ -90,12 +82,12 @@ class Asking:
         posed = self._posed.pop(params.request_state or "", None)
         answer = (params.input_responses or {}).get(_NAME)
         if posed is not None and secrets.compare_digest(posed.bound, bound) and isinstance(answer, ElicitResult):
-            return _approval(answer)
+            return _approval(answer, question)
         if not self._may_ask() or len(self._posed) >= _MOST_WAITING:
             return Approval.TOO_OFTEN
         state = secrets.token_urlsafe(32)
         self._posed[state] = _Posed(bound, now + ANSWER_S)
-        form = ElicitRequestFormParams(message=question.text, requested_schema=_SCHEMA)
+        form = ElicitRequestFormParams(message=question.text, requested_schema=_schema(question))
         raise InputNeededError(
             InputRequiredResult(input_requests={_NAME: ElicitRequest(params=form)}, request_state=state)
         )
@@ -113,22 +105,29 @@ class Asking:
 async def _at_once(context: ServerRequestContext[Any], question: Question) -> Approval:
     with anyio.move_on_after(ANSWER_S):
         try:
-            answer = await context.session.elicit_form(question.text, _SCHEMA, related_request_id=context.request_id)
+            answer = await context.session.elicit_form(
+                question.text, _schema(question), related_request_id=context.request_id
+            )
         except MCPError:  # it says that it can, and then does not
             return Approval.CANNOT_ASK
         except ValidationError:
             return Approval.NO_ANSWER
-        return _approval(answer)
+        return _approval(answer, question)
     return Approval.NO_ANSWER
 
 
-def _approval(answer: ElicitResult) -> Approval:
+def _schema(question: Question) -> dict[str, Any]:
+    answer = {"type": "string", "title": "Decision", "enum": list(question.choices)}
+    return {"type": "object", "properties": {_NAME: answer}, "required": [_NAME]}
+
+
+def _approval(answer: ElicitResult, question: Question) -> Approval:
     if answer.action == "decline":
         return Approval.NO
     if answer.action != "accept":
         return Approval.NO_ANSWER
     said = (answer.content or {}).get(_NAME)
-    return next((choice for choice in _CHOICES if choice.value == said), Approval.NO)
+    return question.choices.get(said, Approval.NO) if isinstance(said, str) else Approval.NO
 
 
 def _bound(params: CallToolRequestParams, question: Question) -> str:

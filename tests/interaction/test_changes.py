@@ -3,11 +3,16 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
+import anyio
 import pytest
+from mcp import Client, StdioServerParameters
+from mcp_types import CallToolResult, ElicitResult, TextContent
 
 from tests.interaction.wire_client import Reply, WireClient
 
@@ -290,3 +295,50 @@ def test_changes_come_home_from_a_container_unless_the_project_changed_since_it_
         _done(client.call("apply_changes", paths=["a"]))
         assert (filled / "a").read_text() == f"{PROJECT['a']}mine\nmore\n"
         client.call("sandbox_destroy", sandbox=_sandbox(client))
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_cmd04_a_person_says_yes_to_these_paths_with_this_content_and_to_nothing_else(
+    warm_state: Callable[[Path], Path], tmp_path: Path, filled: Path, mode: Literal["auto", "legacy"]
+) -> None:
+    home = warm_state(tmp_path / "state")
+    environment = {"MCP_SANDBOX_HOME": str(home), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    asked: list[str] = []
+    meanwhile: list[str] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        assert context is not None
+        asked.append(params.message)
+        if meanwhile:
+            command = [sys.executable, "-m", "mcp_sandbox", "exec", "--", "sh", "-c", meanwhile.pop()]
+            await anyio.run_process(command, cwd=filled, env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
+        decision = "Apply them" if len(asked) < 3 else "Do not apply them"
+        return ElicitResult(action="accept", content={"decision": decision})
+
+    async def say(tool: str, **arguments: object) -> str:
+        result = await client.call_tool(tool, arguments)
+        assert isinstance(result, CallToolResult)
+        assert isinstance(result.content[0], TextContent)
+        return result.content[0].text
+
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "mcp_sandbox", "serve", "--project", str(filled)], env=environment
+    )
+    async with Client(server, mode=mode, elicitation_callback=answer) as client:
+        await say("exec", command="echo mine >> a; echo new > 'n\x1bw'")
+        assert "Applied to the project" in await say("apply_changes")
+        assert r"  | A $'n\ew'" in asked[0]
+        assert f"into your project {filled.name}:" in asked[0]
+        assert (filled / "a").read_text() == f"{PROJECT['a']}mine\n"
+
+        await say("exec", command="echo good > b")
+        meanwhile.append("echo evil > b")
+        said = await say("apply_changes")
+        if mode == "legacy":  # what was shown is staged already
+            assert "Applied to the project" in said
+            assert (filled / "b").read_text() == "good\n"
+        else:
+            assert "the user said no" in said
+            assert len(asked) == 3, "other content is another question"
+            assert not (filled / "b").exists()
+        assert not [name for name in os.listdir(filled) if name.startswith(".mcp-sandbox")]

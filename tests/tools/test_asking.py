@@ -13,7 +13,7 @@ from mcp_types import CallToolResult, ElicitResult, InputRequiredResult, TextCon
 
 from mcp_sandbox.app import open_services
 from mcp_sandbox.policy.command_rules import CommandPolicy, Decision, Rule
-from mcp_sandbox.service.approval import Approval
+from mcp_sandbox.service.approval import CommandQuestion
 from mcp_sandbox.service.services import Services
 from mcp_sandbox.tools import asking
 from mcp_sandbox.tools.server import build_server
@@ -21,6 +21,7 @@ from mcp_sandbox.tools.server import build_server
 __all__: list[str] = []
 
 Era = Literal["auto", "legacy"]
+ONCE, SESSION, _ = CommandQuestion.choices
 RULES = CommandPolicy(
     rules=(Rule.of("echo", Decision.ASK), Rule.of("cat", Decision.DENY, reason="use read_file")),
     layer="the user's file",
@@ -30,7 +31,7 @@ RULES = CommandPolicy(
 class Person:
     """Answers the questions of a client, and keeps them."""
 
-    def __init__(self, action: str = "accept", decision: str = Approval.ONCE.value) -> None:
+    def __init__(self, action: str = "accept", decision: str = ONCE) -> None:
         self.action, self.decision = action, decision
         self.asked: list[str] = []
 
@@ -92,7 +93,7 @@ async def test_what_the_person_approves_runs_and_is_asked_about_again(connected:
 
 
 async def test_what_is_approved_for_the_session_is_not_asked_about_again(connected: Connected) -> None:
-    person = Person(decision=Approval.SESSION.value)
+    person = Person(decision=SESSION)
     async with connected(person) as client:
         for _ in range(3):
             assert (await ran(client, "echo approved"))[1]
@@ -108,7 +109,7 @@ async def test_what_is_approved_for_the_session_is_not_asked_about_again(connect
 @pytest.mark.parametrize(
     ("action", "decision", "said"),
     [
-        ("accept", Approval.NO.value, "who said no"),
+        ("accept", "Do not run it", "who said no"),
         ("accept", "yes, whatever", "who said no"),
         ("decline", "", "who said no"),
         ("cancel", "", "gave no answer"),
@@ -199,7 +200,7 @@ async def test_a_question_that_nobody_answers_ends(services: Services, monkeypat
 # ------------------------------------------------------------------------------------------ the newest era, by hand
 
 
-YES = {"decision": ElicitResult(action="accept", content={"decision": Approval.ONCE.value})}
+YES = {"decision": ElicitResult(action="accept", content={"decision": ONCE})}
 
 
 @pytest.fixture

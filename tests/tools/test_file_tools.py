@@ -11,6 +11,7 @@ from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import WriteRequest
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.providers.memory import MemoryProvider
+from mcp_sandbox.service.applying import ApplyService
 from mcp_sandbox.service.changes import ChangeService
 from mcp_sandbox.service.execution import ExecutionService
 from mcp_sandbox.service.files import FileService
@@ -72,6 +73,7 @@ async def client(tmp_path: Path) -> AsyncGenerator[Client]:
                 snapshots=SnapshotService(sandboxes),
                 ports=PortService(sandboxes),
                 changes=ChangeService(sandboxes),
+                applying=ApplyService(sandboxes, tmp_path / "applied"),
             )
         )
 

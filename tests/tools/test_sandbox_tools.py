@@ -16,6 +16,7 @@ from mcp_sandbox.core.errors import InvalidRequestError, NotFoundError
 from mcp_sandbox.core.files import ReadRequest, WriteRequest
 from mcp_sandbox.core.sandbox import SandboxId, SandboxSpec
 from mcp_sandbox.providers import registry as providers
+from mcp_sandbox.service.applying import ApplyService
 from mcp_sandbox.service.changes import ChangeService
 from mcp_sandbox.service.execution import ExecutionService
 from mcp_sandbox.service.files import FileService
@@ -88,7 +89,16 @@ async def _client(home: Path, provider: str = "memory") -> AsyncGenerator[Client
     ):
         files, search = FileService(sandboxes), SearchService(sandboxes)
         yield Client(
-            Services(sandboxes, execution, files, search, SnapshotService(sandboxes), ports, ChangeService(sandboxes))
+            Services(
+                sandboxes=sandboxes,
+                execution=execution,
+                files=files,
+                search=search,
+                snapshots=SnapshotService(sandboxes),
+                ports=ports,
+                changes=ChangeService(sandboxes),
+                applying=ApplyService(sandboxes, home / "applied"),
+            )
         )
 
 

@@ -4,7 +4,11 @@ from collections.abc import Sequence
 
 from mcp_sandbox.core.errors import PolicyDeniedError
 from mcp_sandbox.service.applied_lines import applied_lines
+from mcp_sandbox.service.approval import ApplyQuestion, Approval
+from mcp_sandbox.service.change_lines import summary_line
 from mcp_sandbox.service.changes import ChangePage
+from mcp_sandbox.service.coming_home import Plan
+from mcp_sandbox.service.renames import Entry
 from mcp_sandbox.tools.call import Answer, Call
 
 __all__ = ["apply_changes", "changes"]
@@ -37,14 +41,34 @@ def _paged(page: ChangePage, tool: str) -> Sequence[str]:
 
 
 async def apply_changes(call: Call) -> Answer:
-    """Bring changes home, if the user lets models do that."""
-    applying = call.services.applying
+    """Bring changes home, if the user says so, or lets models do that."""
     given = call.arguments
-    if applying is None:
-        raise PolicyDeniedError(
-            "Nothing applied",
-            why="only the user brings changes home, unless the server was started with `--allow-apply`",
-            fix="Tell the user to look at `mcp-sandbox diff` and run `mcp-sandbox apply` in the project",
-        )
-    applied = await applying.apply(given.get("sandbox"), given.get("paths", []))
+    sandbox: str | None = given.get("sandbox")
+
+    async def approve(plan: Plan, content: str) -> None:
+        lines = [summary_line(Entry(change=one.change), name=one.path).strip() for one in plan.ready]
+        project = call.services.sandboxes.owner.project.rpartition("/")[2]
+        question = ApplyQuestion(project=project, sandbox=sandbox or "default", changes=tuple(lines), content=content)
+        approval = await call.ask(question) if call.ask is not None and question.is_readable else Approval.CANNOT_ASK
+        if approval is not Approval.ONCE:
+            raise _not_applied(approval, is_readable=question.is_readable)
+
+    applied = await call.services.applying.apply(
+        sandbox, given.get("paths", []), approve=None if call.services.may_apply else approve
+    )
     return Answer(text="\n".join([*applied.sandbox.notices, *applied_lines(applied)]))
+
+
+def _not_applied(approval: Approval, *, is_readable: bool) -> PolicyDeniedError:
+    why = {
+        Approval.NO: "the user said no",
+        Approval.NO_ANSWER: "the user gave no answer",
+        Approval.TOO_OFTEN: "the user was asked too often just now",
+    }.get(approval, "only the user brings changes home, and cannot be asked through this client")
+    if not is_readable:
+        why = "there are more changes than the user can be shown in one question"
+    return PolicyDeniedError(
+        "Nothing applied", why=why,
+        fix="Apply fewer `paths`, or tell the user to look at `mcp-sandbox diff` and run `mcp-sandbox apply` in the "
+        "project; a server started with `--allow-apply` asks nobody",
+    )  # fmt: skip
