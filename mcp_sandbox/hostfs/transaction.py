@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from mcp_sandbox.core.errors import StateError
+from mcp_sandbox.core.errors import SandboxError, StateError
 from mcp_sandbox.hostfs.host_tree import HostEntry, HostTree
 from mcp_sandbox.hostfs.renaming import exchange, rename_new
 
-__all__ = ["Act", "HalfDoneError", "Operation", "carry_out", "half_done", "revert_all"]
+__all__ = ["Act", "HalfDoneError", "Operation", "before_of", "carry_out", "half_done", "revert_all"]
 
 _ASIDE: Final = ".aside"
 _PATH: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,6 +52,9 @@ class Operation:
     """Name in the stage."""
     staged_inode: int = 0
     """Of what is in the stage before `SWAP` and `PLACE`."""
+    staged_bytes: int = -1
+    staged_modified_ns: int = 0
+    """With its size: whether somebody wrote to it since then. A size of -1 is not known."""
     before: HostEntry | None = None
     """What must be there."""
     mode: int = 0
@@ -88,13 +91,21 @@ def carry_out(tree: HostTree, stage: int, operations: Sequence[Operation]) -> No
             raise
 
 
+def before_of(operations: Sequence[Operation]) -> "dict[str, HostEntry | None]":
+    """Return what was there before operations, by path."""
+    before: dict[str, HostEntry | None] = {}
+    for operation in operations:
+        before.setdefault(operation.path, operation.before)
+    return before
+
+
 def revert_all(tree: HostTree, stage: int, operations: Sequence[Operation]) -> list[str]:
     """Put back what was done of operations, from the last to the first; return paths where that cannot be done."""
     left: list[str] = []
     for operation in reversed(operations):
         try:
             _revert(tree, stage, operation)
-        except OSError:
+        except (OSError, SandboxError):
             left.append(operation.path)
     return left
 
@@ -207,7 +218,8 @@ def _revert(tree: HostTree, stage: int, operation: Operation) -> None:
                 _make_again(operation, directory, name)
             case Act.MODE:
                 if operation.before is not None:
-                    _set_mode(operation, operation.before.mode, directory, name)
+                    with suppress(StateError):  # something else is there by now: it stays as it is
+                        _set_mode(operation, operation.before.mode, directory, name)
 
 
 def _may_be_done(stage: int, operation: Operation) -> bool:
@@ -253,4 +265,7 @@ def _require_ours(operation: Operation, directory: int, name: str) -> None:
     """Return if what is at the path is what the operation put there: something newer is not to be lost."""
     found = _look(directory, name)
     if found is None or found.inode != operation.staged_inode:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name)
+    ours = (operation.staged_bytes, operation.staged_modified_ns)
+    if operation.staged_bytes >= 0 and (found.size_bytes, found.modified_ns) != ours:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name)

@@ -20,7 +20,7 @@ from mcp_sandbox.core.provider import Provider, unsupported
 from mcp_sandbox.core.sandbox import WORKSPACE
 from mcp_sandbox.hostfs.host_tree import HostTree
 from mcp_sandbox.hostfs.staging import Stage
-from mcp_sandbox.hostfs.transaction import revert_all
+from mcp_sandbox.hostfs.transaction import before_of, revert_all
 from mcp_sandbox.service.bases import has_way_home, learned, look_again, note_put_back, origin, relative, seen_lock
 from mcp_sandbox.service.carrying import Approve, Carrier, digest_of
 from mcp_sandbox.service.coming_home import Plan, planned
@@ -122,7 +122,9 @@ class ApplyService:
         """
         store = await to_thread.run_sync(AppliedStore, self._directory, project)
         async with alocked(store.lock, wait_s=_WAIT_S, what="The project"):
-            await to_thread.run_sync(_recover, store, project)
+            killed = await to_thread.run_sync(store.newest)
+            if await to_thread.run_sync(_recover, store, project) and killed is not None:  # that was the last one
+                return Undone(paths=tuple(sorted(before_of(killed.operations))), at=killed.at)
             record = await to_thread.run_sync(store.newest)
             if record is None:
                 raise NotFoundError(
@@ -195,11 +197,11 @@ def _require_way_home(record: SandboxRecord) -> None:
         )  # fmt: skip
 
 
-def _recover(store: AppliedStore, project: str) -> None:
-    """Put back what an apply that was killed had changed. Hold the lock. Blocks."""
+def _recover(store: AppliedStore, project: str) -> bool:
+    """Put back what an apply that was killed had changed; return whether there was one. Hold the lock. Blocks."""
     record = store.newest()
     if record is None:
-        return
+        return False
     with HostTree(Path(project)) as tree:
         entry = tree.look(record.stage)
         if entry is not None and entry.is_directory:
@@ -212,8 +214,9 @@ def _recover(store: AppliedStore, project: str) -> None:
                 stage.remove()
     if not record.finished:
         store.remove(record)
-        paths = {operation.path for operation in record.operations}
-        note_put_back(Path(record.sandbox), project, paths, record.overwritten)
+        before = before_of(record.operations)
+        note_put_back(Path(record.sandbox), project, before, record.overwritten, before=before)
+    return not record.finished and not record.is_undo
 
 
 def _paths(changes: Sequence[Change]) -> Sequence[str]:

@@ -171,7 +171,14 @@ def conflict(path: str, seen: Seen, bases: Mapping[str, Base], entry: HostEntry 
     return f"it changed in the project at {_time(entry.changed_ns)} ({sizes})"
 
 
-def note_put_back(directory: Path, project: str, paths: Collection[str], never_seen: Collection[str]) -> None:
+def note_put_back(
+    directory: Path,
+    project: str,
+    paths: Collection[str],
+    never_seen: Collection[str],
+    *,
+    before: "Mapping[str, HostEntry | None] | None" = None,
+) -> None:
     """Note that the project has again what it had before an apply: its times changed, and nothing else. Blocks.
 
     Args:
@@ -179,15 +186,25 @@ def note_put_back(directory: Path, project: str, paths: Collection[str], never_s
         project: The project.
         paths: Where something was put back.
         never_seen: Which of them the sandbox's versions do not rest on.
+        before: What was there before: where something else is now, somebody changed it meanwhile, and nothing is noted.
     """
     if not directory.is_dir():
         return
     at_ns = file_time_ns()
     with HostTree(Path(project)) as tree, locked(seen_lock(directory)):
         seen = load_seen(directory)
-        bases = {path: Base(entry=tree.look(path), since_ns=at_ns if path in never_seen else 0) for path in paths}
+        now = {path: tree.look(path) for path in paths}
+        bases = {
+            path: Base(entry=entry, since_ns=at_ns if path in never_seen else 0)
+            for path, entry in now.items()
+            if before is None or _is_back(entry, before.get(path))
+        }
         homes = {path: home for path, home in seen.homes.items() if path not in bases}
         save_seen(directory, replace(seen, bases={**seen.bases, **bases}, homes=homes))
+
+
+def _is_back(entry: HostEntry | None, before: HostEntry | None) -> bool:
+    return before is None if entry is None else entry.is_same_content(before)
 
 
 def _after(since_ns: int) -> str:

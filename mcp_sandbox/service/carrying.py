@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from mcp_sandbox.core.errors import InvalidRequestError
 from mcp_sandbox.core.files import FileKind, ReadRequest, StatRequest
 from mcp_sandbox.hostfs.host_tree import HostEntry, HostTree
 from mcp_sandbox.hostfs.staging import Stage, new_stage_name
-from mcp_sandbox.hostfs.transaction import Act, HalfDoneError, Operation, carry_out, half_done, revert_all
+from mcp_sandbox.hostfs.transaction import Act, HalfDoneError, Operation, before_of, carry_out, half_done, revert_all
 from mcp_sandbox.service.bases import note_put_back
 from mcp_sandbox.service.coming_home import Homebound, Plan
 from mcp_sandbox.service.quantities import size
@@ -90,11 +91,22 @@ class Carrier:
                 "Nothing applied", why=f"it is {size(total)}, and {size(_MOST_BYTES)} is the most at a time",
                 fix="Name paths, so that it is less",
             )  # fmt: skip
-        name = new_stage_name()
-        with HostTree(self._project) as tree, Stage(tree, name) as stage:
-            return await self._carry(tree, stage, name, plan, total)
+        record = AppliedRecord(
+            number=self._store.next_number(), sandbox=str(self._live.directory), at=now(), stage=new_stage_name(),
+            operations=(), after={}, overwritten=self._overwritten,
+        )  # fmt: skip
+        self._store.save(record)  # before its stage: whoever is killed leaves none that nobody knows
+        try:
+            with HostTree(self._project) as tree, Stage(tree, record.stage) as stage:
+                return await self._carry(tree, stage, record, plan, total)
+        except BaseException:
+            if not self._is_half_done:
+                self._store.remove(record)
+            raise
 
-    async def _carry(self, tree: HostTree, stage: Stage, name: str, plan: Plan, total: int) -> "dict[str, Home]":
+    async def _carry(
+        self, tree: HostTree, stage: Stage, record: AppliedRecord, plan: Plan, total: int
+    ) -> "dict[str, Home]":
         ready = plan.ready
         brought: dict[str, Home] = {}
         try:
@@ -108,7 +120,7 @@ class Carrier:
             if self._approve is not None:
                 await self._approve(plan, self._fingerprint(ready))
             with anyio.CancelScope(shield=True):
-                brought = await to_thread.run_sync(self._commit, tree, stage, name, [one.path for one in ready])
+                brought = await to_thread.run_sync(self._commit, tree, stage, record, [one.path for one in ready])
         finally:
             if not self._is_half_done:
                 with anyio.CancelScope(shield=True):
@@ -161,7 +173,8 @@ class Carrier:
         self._operations.append(
             Operation(
                 act=Act.PLACE if replaced is None else Act.SWAP, path=one.path, slot=slot,
-                staged_inode=staged.inode, before=replaced,
+                staged_inode=staged.inode, staged_bytes=staged.size_bytes, staged_modified_ns=staged.modified_ns,
+                before=replaced,
             )
         )  # fmt: skip
 
@@ -209,45 +222,44 @@ class Carrier:
         if after is None or after.kind is not FileKind.DIRECTORY:
             return
         was_there = entry is not None and entry.is_directory
-        mode = after.mode & 0o777
+        mode = after.mode & 0o777 | 0o700  # else its owner could not look into it, nor put back what was there
         if was_there and entry is not None and entry.mode & 0o777 != mode:
             whole = entry.mode & 0o7000 | mode
             self._operations.append(Operation(act=Act.MODE, path=one.path, mode=whole, before=entry))
-        elif not was_there and mode != mode | 0o700:
-            self._operations.append(Operation(act=Act.MODE, path=one.path, mode=mode))
 
-    def _commit(self, tree: HostTree, stage: Stage, name: str, paths: Sequence[str]) -> "dict[str, Home]":
+    def _commit(self, tree: HostTree, stage: Stage, record: AppliedRecord, paths: Sequence[str]) -> "dict[str, Home]":
         """Change the project, and keep what was there. A crash before the record is finished is reverted later."""
-        record = AppliedRecord(
-            number=self._store.next_number(), sandbox=str(self._live.directory), at=now(), stage=name,
-            operations=tuple(self._operations), after={}, overwritten=self._overwritten,
-        )  # fmt: skip
+        record = replace(record, operations=tuple(self._operations))
         stage.sync()
         self._store.save(record)
         try:
             carry_out(tree, stage.descriptor, record.operations)
-            self._keep(tree, stage, record)
+            after = self._finish(tree, stage, record, paths)
         except HalfDoneError:
             self._is_half_done = True
             raise
         except BaseException:
             self._store.remove(record)
-            note_put_back(self._live.directory, str(self._project), paths, self._overwritten)
+            before = before_of(record.operations)
+            note_put_back(self._live.directory, str(self._project), before, self._overwritten, before=before)
             raise
-        after = {path: tree.look(path) for path in {*paths, *(each.path for each in record.operations)}}
-        self._store.finish(record, after)
         return {path: Home(entry=after[path], digest=self._digests.get(path, "")) for path in paths}
 
-    def _keep(self, tree: HostTree, stage: Stage, record: AppliedRecord) -> None:
-        """Keep what stood there; put it back if it cannot be kept."""
+    def _finish(
+        self, tree: HostTree, stage: Stage, record: AppliedRecord, paths: Sequence[str]
+    ) -> "dict[str, HostEntry | None]":
+        """Keep what stood there, and note what is there now; put everything back if that cannot be."""
         try:
             for operation in record.operations:
                 if operation.act in (Act.SWAP, Act.TAKE):
                     stage.keep(operation.slot, self._store.old(record))
+            after = {path: tree.look(path) for path in {*paths, *(each.path for each in record.operations)}}
+            self._store.finish(record, after)
         except BaseException as error:
             if left := revert_all(tree, stage.descriptor, record.operations):
                 raise half_done(left) from error
             raise
+        return after
 
     def _slot(self) -> str:
         self._slots += 1

@@ -100,6 +100,9 @@ def planned(
     conflicts: list[Stopped] = []
     behind: list[str] = []
     overwritten: list[str] = []
+    links = {relative(each.path) for each in changes if each.after is not None and each.after.kind is FileKind.SYMLINK}
+    reachable: set[str] = set()
+    """Directories of the project that were looked at: all is well with them."""
     becoming: set[str] = set()
     """Directories that are there at the end."""
     staying: set[str] = set()
@@ -116,9 +119,13 @@ def planned(
             if home is None or home.entry != entry:
                 behind.append(path)
             continue
+        if _is_there(change, entry):
+            continue
         if change.after is None and entry is None and not bases.get(path, Base(entry=None)).entry:
             continue
-        why = "it is denied" if _is_hidden(path, hidden) else _why_not(path, change, entry, tree, owner, becoming)
+        why = "it is denied" if _is_hidden(path, hidden) else _why_not(
+            path, change, entry, tree, owner, becoming, reachable, links
+        )  # fmt: skip
         if not why and not protected:
             why = _why_protected(path, change, names)
         if why:
@@ -148,17 +155,36 @@ def _is_below(path: str, directories: Collection[str]) -> bool:
     return bool(directories) and any(path[:at] in directories for at, letter in enumerate(path) if letter == "/")
 
 
+def _is_there(change: Change, entry: HostEntry | None) -> bool:
+    """Whether a directory came home already: its owner can always use it here, so that it can be put back."""
+    after = change.after
+    if after is None or entry is None or after.kind is not FileKind.DIRECTORY or not entry.is_directory:
+        return False
+    return entry.mode & 0o777 == after.mode & 0o777 | 0o700
+
+
 def _added(changes: Sequence[Change]) -> "dict[str, set[str]]":
     added: dict[str, set[str]] = {}
     for change in changes:
         if change.after is not None:
             directory, _, name = relative(change.path).rpartition("/")
-            added.setdefault(directory, set()).add(name)
+            while name not in added.setdefault(directory, set()):
+                added[directory].add(name)  # what is above it is made, too
+                directory, _, name = directory.rpartition("/")
+                if not name:
+                    break
     return added
 
 
 def _why_not(
-    path: str, change: Change, entry: HostEntry | None, tree: HostTree, owner: int, becoming: Collection[str]
+    path: str,
+    change: Change,
+    entry: HostEntry | None,
+    tree: HostTree,
+    owner: int,
+    becoming: Collection[str],
+    reachable: set[str],
+    links: Collection[str],
 ) -> str:
     """Return what makes a change unfit for a host, whoever wants it."""
     after = change.after
@@ -169,19 +195,21 @@ def _why_not(
         return "it is no file, directory or link in the project"
     if after is not None and after.kind is FileKind.FILE and after.mode & 0o7000:
         return f"it has special bits (mode {after.mode:04o})"
-    if after is not None and after.kind is FileKind.SYMLINK and (why := _why_not_link(path, after, tree)):
+    if after is not None and after.kind is FileKind.SYMLINK and (why := _why_not_link(path, after, tree, links)):
         return why
     if entry is not None and owner and entry.uid != owner and not entry.is_directory:
         return "in the project it belongs to another user"
     if path.split("/", 1)[0].startswith(".mcp-sandbox-apply-"):
         return "it belongs to an apply that did not finish"
-    return _why_unreachable(path, tree, becoming) if after is not None else ""
+    return _why_unreachable(path, tree, becoming, reachable) if after is not None else ""
 
 
-def _why_unreachable(path: str, tree: HostTree, becoming: Collection[str]) -> str:
+def _why_unreachable(path: str, tree: HostTree, becoming: Collection[str], reachable: set[str]) -> str:
     above = path.split("/")[:-1]
     for depth in range(1, len(above) + 1):
         directory = "/".join(above[:depth])
+        if directory in reachable:
+            continue
         entry = tree.look(directory)
         if entry is None or directory in becoming:
             return ""
@@ -190,10 +218,11 @@ def _why_unreachable(path: str, tree: HostTree, becoming: Collection[str]) -> st
             return f"{directory!r} is {kind} in the project"
         if not tree.is_within(directory):
             return f"{directory!r} lies on another file system"
+        reachable.add(directory)
     return ""
 
 
-def _why_not_link(path: str, side: Side, tree: HostTree) -> str:
+def _why_not_link(path: str, side: Side, tree: HostTree, links: Collection[str]) -> str:
     """Return why a link could lead out of the project; empty if it cannot, also by way of other links."""
     if side.text is None:
         return "where the link leads is not known"
@@ -215,6 +244,8 @@ def _why_not_link(path: str, side: Side, tree: HostTree) -> str:
         entry = tree.look("/".join(here))
         if entry is not None and entry.type == stat.S_IFLNK:
             return f"the link leads on to another link of the project, {'/'.join(here)!r}"
+        if "/".join(here[:-1]) in links:
+            return f"the link leads through another link, {'/'.join(here[:-1])!r}"
     return ""
 
 
@@ -230,7 +261,13 @@ def _why_protected(path: str, change: Change, names: _Names) -> str:
     is_directory = after is not None and after.kind is FileKind.DIRECTORY
     parts = path.split("/")
     for at, name in enumerate(parts, 1):
-        if name.casefold() == ".git" and names.tree.look("/".join(parts[:at])) is None:
+        is_last_piece = name.casefold() in ("objects", "refs") and names.tree.look("/".join(parts[:at])) is None
+        if is_last_piece and (why := why_protected("/".join([*parts[: at - 1], "HEAD"]), names.of)):
+            return why  # of a repository whose other pieces came before
+        if name.casefold() != ".git":
+            continue
+        entry = names.tree.look("/".join(parts[:at]))
+        if entry is None or not entry.is_directory:
             return "it belongs to a new repository, and git obeys that"
     return why_protected(path, names.of, is_directory=is_directory)
 

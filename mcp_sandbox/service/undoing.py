@@ -30,7 +30,7 @@ def undo_last(store: AppliedStore, record: AppliedRecord, project: str) -> tuple
         number = store.next_number()
         with Stage(tree, name := new_stage_name()) as stage:
             undoing = AppliedRecord(
-                number=number, sandbox=record.sandbox, at=record.at, stage=name, operations=(), after={}
+                number=number, sandbox=record.sandbox, at=record.at, stage=name, operations=(), after={}, is_undo=True
             )
             try:
                 undoing = replace(undoing, operations=tuple(_reversed(store, record, stage)))
@@ -78,7 +78,12 @@ def _reversed(store: AppliedStore, record: AppliedRecord, stage: Stage) -> "Sequ
                 assert before is not None
                 staged = stage.bring_back(store.old(record) / done.slot, before)
                 act = Act.SWAP if done.act is Act.SWAP else Act.PLACE
-                operations.append(replace(plain, act=act, staged_inode=staged.inode))
+                operations.append(
+                    replace(
+                        plain, act=act, staged_inode=staged.inode, staged_bytes=staged.size_bytes,
+                        staged_modified_ns=staged.modified_ns,
+                    )
+                )  # fmt: skip
             case Act.PLACE:
                 operations.append(replace(plain, act=Act.TAKE, staged_inode=0))
             case Act.MAKE:

@@ -45,6 +45,7 @@ class AppliedRecord:
     overwritten: tuple[str, ...] = ()
     """Where the project had something that the sandbox never saw, and a person gave it up."""
     finished: bool = False
+    is_undo: bool = False
 
 
 class AppliedStore:

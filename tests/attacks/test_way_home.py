@@ -119,7 +119,7 @@ def test_cfg04_what_programs_of_the_host_obey_never_comes_home_by_itself(
     assert not told.is_error, told.text
     assert {path: path.read_bytes() for path in before} == before
     assert {name for name in _names(project) if not name.startswith(".git/")} == {
-        *(".git", "fine", "bare", "bare/objects", "bare/refs", "sub", "nested")
+        *(".git", "fine", "bare", "sub", "nested")
     }
     for name in (".mcp.json", ".vscode", ".git/hooks/pre-commit", "bare/HEAD", "nested/.git"):
         assert f"\n  {name}: " in told.text, told.text

@@ -132,12 +132,11 @@ def test_root_keeps_owners(changed: CommandLine) -> None:
     assert (changed.project / "a").stat().st_uid == 4321
 
 
-def test_a_killed_apply_is_put_back_by_the_next_one(changed: CommandLine) -> None:
-    """It ends where the last change was made, and nothing is noted yet."""
-    before = _tree(changed.project)
+def _killed(changed: CommandLine, where: str) -> None:
+    """Let an apply end by itself where one of our functions is called."""
     script = (
-        "import os, mcp_sandbox.store.applied as applied\n"
-        "applied.AppliedStore.finish = lambda *_: os._exit(9)\n"
+        "import os, mcp_sandbox.store.applied as applied, mcp_sandbox.hostfs.staging as staging\n"
+        f"{where} = lambda *_, **__: os._exit(9)\n"
         "from mcp_sandbox.cli import main; main(['apply'])"
     )
     killed = subprocess.run(
@@ -145,10 +144,42 @@ def test_a_killed_apply_is_put_back_by_the_next_one(changed: CommandLine) -> Non
         env=changed.environment, check=False, capture_output=True,
     )  # fmt: skip
     assert killed.returncode == 9, killed.stderr
+
+
+def test_a_killed_apply_is_put_back_by_the_next_one(changed: CommandLine) -> None:
+    """It ends where the last change was made, and nothing is noted yet."""
+    before = _tree(changed.project)
+    _killed(changed, "applied.AppliedStore.finish")
     assert (changed.project / "a").read_text() == "a\nmore\n"
     assert changed.say("apply", "--dry-run").startswith("Would be applied: 3 added, 3 deleted, 2 modified.")
     assert _tree(changed.project) == before
     assert changed.say("apply").startswith("Applied")
+
+
+def test_what_a_person_wrote_after_an_apply_was_killed_is_kept(changed: CommandLine) -> None:
+    _killed(changed, "applied.AppliedStore.finish")
+    with (changed.project / "a").open("a") as file:
+        file.write("the user's line\n")
+    refused = changed.run("apply")
+    assert refused.returncode == 2
+    assert b"'a' cannot be put back" in refused.stderr
+    assert (changed.project / "a").read_text() == "a\nmore\nthe user's line\n"
+
+
+def test_an_apply_that_is_killed_before_anything_changed_leaves_nothing(changed: CommandLine) -> None:
+    before = _tree(changed.project)
+    _killed(changed, "staging.Stage.sync")
+    changed.say("apply", "--dry-run")
+    assert _tree(changed.project) == before
+    assert not [name for name in os.listdir(changed.project) if name.startswith(".mcp-sandbox")]
+
+
+def test_an_undo_after_a_killed_apply_takes_nothing_else_back(changed: CommandLine) -> None:
+    changed.say("apply", "a")
+    applied = _tree(changed.project)
+    _killed(changed, "applied.AppliedStore.finish")
+    changed.say("apply", "--undo")
+    assert _tree(changed.project) == applied
 
 
 def test_a_diff_for_a_terminal_is_in_colour_and_cannot_make_it_do_anything(machine: CommandLine) -> None:

@@ -160,3 +160,31 @@ def test_what_stood_there_is_kept_and_comes_back_the_same(
 def stage_name(stage: Stage) -> str:
     """Return the name of a stage, so that the fixture finds one to remove."""
     return os.readlink(f"/proc/self/fd/{stage.descriptor}").removesuffix(" (deleted)").rpartition("/")[2]
+
+
+def test_what_somebody_saves_in_the_same_moment_keeps_nothing_from_being_put_back(
+    project: Path, tree: HostTree, stage: Stage
+) -> None:
+    """An editor writes a new file and renames it over the one whose mode was to change."""
+    operations = _operations(tree, stage)
+    (project / "saved").write_text("edited\n")
+    (project / "saved").rename(project / "gone")
+    with pytest.raises(StateError, match="gone"):
+        carry_out(tree, stage.descriptor, operations)
+    assert _content(project) == {"old": "old\n", "gone": "edited\n", "d/inner": "d/inner\n"}
+
+
+def test_what_somebody_wrote_into_a_file_that_came_home_is_not_taken_back(
+    project: Path, tree: HostTree, stage: Stage
+) -> None:
+    stage.append("1", b"new\n")
+    staged = stage.settle("1", mode=0o640, uid=-1, gid=-1)
+    swap = Operation(
+        act=Act.SWAP, path="old", slot="1", staged_inode=staged.inode, staged_bytes=staged.size_bytes,
+        staged_modified_ns=staged.modified_ns, before=tree.look("old"),
+    )  # fmt: skip
+    carry_out(tree, stage.descriptor, [swap])
+    with (project / "old").open("a") as file:
+        file.write("the user's line\n")
+    assert revert_all(tree, stage.descriptor, [swap]) == ["old"]
+    assert (project / "old").read_text() == "new\nthe user's line\n"

@@ -142,13 +142,13 @@ def test_changes_come_home_all_of_them(allowed: WireClient, filled: Path) -> Non
     assert _done(allowed.call("apply_changes")).startswith("Applied to the project: ")
     assert _tree(filled) == {
         ".": _tree(filled)["."], "keep": "700 kept\n", "longer": f"644 {PROJECT['long']}", "link": "-> keep",
-        "new": "755 directory", "new/er": "500 directory", "new/er/f": "644 n\n", "new/l": "-> er/f",
+        "new": "755 directory", "new/er": "700 directory", "new/er/f": "644 n\n", "new/l": "-> er/f",
         "a": "755 directory", "a/in": "644 x\n",
     }  # fmt: skip
     assert (filled / "keep").stat().st_ino == inode, "its mode alone changed"
-    assert _done(allowed.call("changes")).splitlines() == ["changes=0 (nothing changed)"]
+    # Whoever owns a directory can use it in the project: else nothing could be put back into it.
+    assert _done(allowed.call("changes", summary=True)).splitlines()[1:] == ["M new/er  directory, mode 0700 -> 0500"]
     assert _done(allowed.call("apply_changes")).splitlines() == ["There is nothing to apply."]
-    (filled / "new/er").chmod(0o700)
 
 
 def test_chosen_paths_come_home_alone_also_into_directories_that_are_not_there(
@@ -254,6 +254,30 @@ def test_a_sandbox_from_a_snapshot_brings_home_what_differs_from_the_project(all
     assert (filled / "a").read_text() == f"{PROJECT['a']}mine\n"
     assert (filled / "b").read_text() == "more\n"
     _done(allowed.call("sandbox_destroy", sandbox="copy"))
+
+
+def test_directories_that_nobody_may_enter_come_home_and_go_again(allowed: WireClient, filled: Path) -> None:
+    """Else what came home with them could not be put back, or what stood there be kept."""
+    before = _tree(filled)
+    allowed.exec("mkdir z y; echo x > z/f; echo x > y/f; chmod 000 z; chmod 555 y; echo more >> a")
+    _done(allowed.call("apply_changes"))
+    assert (filled / "z/f").read_text() == "x\n"
+    undone = subprocess.run(
+        [sys.executable, "-m", "mcp_sandbox", "apply", "--undo"], cwd=filled, capture_output=True, text=True,
+        env={**os.environ, "MCP_SANDBOX_HOME": str(filled.parent / "state")}, check=False,
+    )  # fmt: skip
+    assert undone.returncode == 0, undone.stderr
+    assert {name: seen for name, seen in _tree(filled).items() if name != "."} == {
+        name: seen for name, seen in before.items() if name != "."
+    }
+
+
+def test_pieces_of_a_repository_do_not_come_home_one_after_the_other(allowed: WireClient, filled: Path) -> None:
+    """FS-05: git obeys a directory as soon as HEAD, objects and refs are in it, whichever came last."""
+    allowed.exec("mkdir -p d/objects/a d/refs/a; echo 'ref: refs/heads/x' > d/HEAD; echo evil > d/config")
+    allowed.call("apply_changes", paths=["d/HEAD", "d/config"])
+    allowed.call("apply_changes", paths=["d/objects", "d/refs", "d/objects/a", "d/refs/a"])
+    assert not all((filled / "d" / name).exists() for name in ("HEAD", "objects", "refs"))
 
 
 def test_models_cannot_apply_unless_the_user_said_so(start: Callable[..., WireClient], filled: Path) -> None:
