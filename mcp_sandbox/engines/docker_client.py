@@ -28,7 +28,7 @@ CALLS_AT_ONCE: Final = 64
 CONNECT_S: Final = 10
 CALL_S: Final = 120
 """Longer than the engine takes to stop or to remove what does not want to."""
-_INSTALL: Final = "Install it: pip install 'mcp-sandbox[docker]'"
+_INSTALL: Final = "Install it: pip install 'docker>=7.1,<8'"
 
 
 class DockerClient:

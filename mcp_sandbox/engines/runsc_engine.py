@@ -40,6 +40,7 @@ from mcp_sandbox.engines.runsc_plan import (
     command,
     description,
     entry,
+    host_tasks,
     request,
     runsc_plan,
 )
@@ -81,6 +82,10 @@ class RunscEngine(EmbeddedEngine):
         refused = dict.fromkeys(_NO_ATTRIBUTES, errno.EOPNOTSUPP)
         pretended = {} if self.identity.is_range else dict.fromkeys(_ONE_ID, 0)
         return build_answers(self.machine, {**refused, **pretended})
+
+    def held_outside(self, state: EngineState) -> EngineState:
+        """Return a state with room for gVisor's own threads: programs find their limit inside."""
+        return replace(state, limits=replace(state.limits, pids=host_tasks(state.limits.pids)))
 
     def plan(self, state: EngineState, volumes: Sequence[Volume], prepared: Prepared) -> bytes:
         """Return the plan of runsc's own root, with everything that this start of the sandbox needs."""

@@ -32,6 +32,7 @@ __all__ = [
     "command",
     "description",
     "entry",
+    "host_tasks",
     "request",
     "runsc_plan",
 ]
@@ -108,7 +109,7 @@ def runsc_plan(identity: Identity, volumes: Sequence[Volume], limits: Limits, pl
     shown = [(places.guest, _GUEST, _READ_ONLY), (places.bundle, _BUNDLE, _READ_ONLY), (places.images, IMAGES, 0)]
     if places.saved is not None:
         shown.append((places.saved, SAVED, _READ_ONLY))
-    host_limits = replace(limits, pids=_host_tasks(limits.pids), open_files=None)
+    host_limits = replace(limits, open_files=None)
     parts = [
         tokens("namespaces", NAMESPACES, "hostname", "sandbox", "capabilities", f"{_EVERYTHING:x}"),
         id_tokens(identity),
@@ -164,7 +165,7 @@ def description(limits: Limits, environment: Mapping[str, str]) -> bytes:
     return json.dumps(config).encode()
 
 
-def _host_tasks(pids: int | None) -> int | None:
+def host_tasks(pids: int | None) -> int | None:
     """Return how many threads gVisor may have for programs that have so many.
 
     Each of them has a process and a thread of its own there. Programs find their limit inside; only those that become

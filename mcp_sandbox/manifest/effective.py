@@ -14,6 +14,7 @@ from mcp_sandbox.manifest.layers import LIMIT_KEYS
 from mcp_sandbox.manifest.narrowing import Layer, Narrowed, narrow
 from mcp_sandbox.manifest.paths import of_workspace
 from mcp_sandbox.manifest.support import unsupported
+from mcp_sandbox.policy.command_rules import may_mislead
 from mcp_sandbox.policy.rules import Policy
 from mcp_sandbox.service.demands import Demands
 from mcp_sandbox.service.preparation import Preparation, PreparedFile, Step
@@ -124,12 +125,12 @@ def _preparation(narrowed: Narrowed) -> Preparation:
 
 
 def _of_projects(narrowed: Narrowed, layers: "list[Layer]") -> "tuple[str, ...]":
-    """Return the variables that a project's file sets: no rule of anybody else reckons with them."""
+    """Return the variables of a project's file that change what programs do: nobody else's rules reckon with them."""
     projects = {layer.source for layer in layers if layer.name == "project"}
     return tuple(
         key.removeprefix("env.")
         for key, held in narrowed.held.items()
-        if key.startswith("env.") and projects.issuperset(held.sources)
+        if key.startswith("env.") and projects.issuperset(held.sources) and may_mislead(key.removeprefix("env."))
     )
 
 

@@ -3,6 +3,7 @@
 They are advisory. Rules keep honest agents on the road; they do not stop hostile code, which the sandbox does.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from mcp_sandbox.policy.command_wrappers import look_inside
 from mcp_sandbox.policy.shell_script import REDIRECTION, SimpleCommand, read_script
 from mcp_sandbox.policy.shell_words import Word
 
-__all__ = ["CommandPolicy", "Decision", "Rule", "Verdict", "judge"]
+__all__ = ["CommandPolicy", "Decision", "Rule", "Verdict", "judge", "may_mislead"]
 
 _DEEPEST: Final = 8
 _ANY: Final = "*"
@@ -231,6 +232,18 @@ def _without_own_options(words: Sequence[Word]) -> Sequence[Word]:
     while place < len(words) and (text := words[place].text) is not None and text.startswith("-"):
         place += 2 if text in _VALUED_OF_GIT else 1
     return (words[0], *words[place:])
+
+
+_MISLEADING: Final = re.compile(
+    r"PATH|HOME|IFS|ENV|BASH.*|SHELL.*|PS[0-9]|PROMPT_COMMAND|CDPATH|GLOBIGNORE|EDITOR|VISUAL|.*PAGER|BROWSER|LD_.*|GIT_.*|"
+    r"SSH_.*|PYTHON.*|NODE_.*|NPM_.*|npm_.*|PERL.*|RUBY.*|GEM_.*|BUNDLE_.*|JAVA_.*|_JAVA_.*|MAVEN_.*|GRADLE_.*|CARGO_.*|"
+    r"RUST.*|GO[A-Z]*|CC|CXX|[A-Z]*FLAGS|MAKE.*|PIP_.*|UV_.*|CURL_.*|WGETRC|LESS.*|XDG_.*|TMPDIR|.*_(proxy|PROXY)"
+)
+
+
+def may_mislead(variable: str) -> bool:
+    """Whether a variable is known for changing what well-known programs do, or run."""
+    return _MISLEADING.fullmatch(variable) is not None and variable not in _SAFE_VARIABLES
 
 
 def _is_safe(variable: str) -> bool:

@@ -74,7 +74,7 @@ class CommandGate:
             case Approval.CANNOT_ASK:
                 raise _refused(
                     f"{asked}, which cannot be done here",
-                    "Do it another way, or have the user allow it under `capabilities.commands` in their own file",
+                    f"Do it another way, or have the user change the rule in {question.layer}",
                 )
             case Approval.TOO_OFTEN:
                 raise _refused(f"{asked}, who was asked too often just now", "Wait a minute, and ask for less")

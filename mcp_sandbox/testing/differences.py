@@ -44,6 +44,11 @@ class DifferenceContract(Contract):
         await run(sandbox, "ln", "-s", "then", "/workspace/link")
         yield sandbox
 
+    async def test_nothing_is_a_change_but_what_somebody_did(self, provider: Provider, compared: Sandbox) -> None:
+        request = DiffRequest(before=StartState(sandbox=compared.id), after=LiveState(sandbox=compared.id))
+        found = await provider.diff(request)
+        assert [change.path for change in found.changes if not change.path.startswith("/workspace/")] == []
+
     async def test_every_kind_of_change_is_found_and_nothing_else(self, compared: Sandbox, provider: Provider) -> None:
         sandbox, then = compared, await compared.snapshot(FILES)
         await sandbox.remove(RemoveRequest(path="/workspace/deleted"))

@@ -85,7 +85,7 @@ def test_cmd03_a_client_that_cannot_ask_gets_a_denial_that_says_what_to_change(
     refused = server.exec("touch ran; git push origin main")
     assert refused.is_error
     assert "cannot be done here" in refused.text
-    assert "`capabilities.commands` in their own file" in refused.text
+    assert "have the user change the rule in mcp-sandbox.yaml" in refused.text
     assert "ran" not in server.exec("ls").body.split()
 
 

@@ -130,6 +130,9 @@ def test_cmd05_variables_of_a_project_are_weighed_against_the_users_allow_list(
     (project / "mcp-sandbox.yaml").write_text("env: {BASH_ENV: /workspace/evil.sh}\n")
     server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert "the variable BASH_ENV may change what an allowed command does" in server.exec("echo hi").text
+    (project / "mcp-sandbox.yaml").write_text("env: {APP_ENV: test}\n")
+    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert server.exec("echo $APP_ENV").body.split()[-1] == "test"
 
 
 def test_a_list_that_allows_nothing_allows_nothing(start: Callable[..., WireClient], project: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,6 +14,7 @@ import pytest
 
 from mcp_sandbox.core.errors import ProviderUnavailableError, StateError, UnsupportedError
 from mcp_sandbox.core.exec import ExecRequest, Termination
+from mcp_sandbox.core.sandbox import Limits
 from mcp_sandbox.engines import stream_answers
 from mcp_sandbox.engines.runsc import find_runsc
 from mcp_sandbox.providers.gvisor import GvisorProvider
@@ -218,3 +220,15 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+@needs_runsc
+async def test_few_processes_and_little_memory_leave_gvisor_its_own_threads(provider: GvisorProvider) -> None:
+    """A control group counts what gVisor starts for itself."""
+    capabilities = provider.capabilities
+    if "memory_bytes" not in capabilities.limits:
+        pytest.skip("memory cannot be limited here")
+    spec = replace(new_spec(capabilities), limits=Limits(memory_bytes=512 << 20, pids=30))
+    async with await provider.create(spec) as sandbox:
+        assert (await run(sandbox, "echo", "works")).stdout == b"works\n"
+    await provider.destroy(spec.id)

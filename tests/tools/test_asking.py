@@ -128,7 +128,7 @@ async def test_cmd03_a_client_that_cannot_ask_gets_a_denial_that_says_what_to_ch
         text, fine = await ran(client, "echo ran")
         assert not fine
         assert "which cannot be done here" in text
-        assert "capabilities.commands" in text
+        assert "have the user change the rule in the user's file" in text
 
 
 async def test_a_denied_command_is_not_asked_about(connected: Connected) -> None:

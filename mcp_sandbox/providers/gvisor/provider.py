@@ -2,7 +2,9 @@
 
 import secrets
 import time
-from typing import Self
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final, Self
 
 from mcp_sandbox.core.capability import (
     Capabilities,
@@ -14,6 +16,7 @@ from mcp_sandbox.core.capability import (
     VerbSupport,
     WorkspaceMode,
 )
+from mcp_sandbox.core.differences import Differences, DiffRequest
 from mcp_sandbox.core.examination import Examination, Fence
 from mcp_sandbox.core.exec import ExecRequest
 from mcp_sandbox.core.leftovers import EXPIRES
@@ -24,11 +27,14 @@ from mcp_sandbox.engines.layered_provider import LayeredProvider
 from mcp_sandbox.engines.runsc import find_runsc
 from mcp_sandbox.engines.runsc_engine import RunscEngine
 from mcp_sandbox.engines.runsc_memory import require_readable
+from mcp_sandbox.engines.runsc_plan import AGENT
 from mcp_sandbox.providers.gvisor.sandbox import NAME, GvisorSandbox
 
 __all__ = ["GvisorProvider"]
 
 EXAMINED_S = 20.0
+_MADE_BY_RUNSC: Final[Collection[str]] = (AGENT, "/sys")
+"""Where it mounts something: nobody's change."""
 _LONG_AGO = "1970-01-01T00:00:00.000Z"
 
 
@@ -72,6 +78,11 @@ class GvisorProvider(LayeredProvider[GvisorSandbox]):
     async def _ready(self, spec: SandboxSpec, start: StoredSnapshot) -> GvisorSandbox:
         require_readable(self._runsc, start)
         return await self._new(spec, start)
+
+    async def diff(self, request: DiffRequest) -> Differences:
+        found = await super().diff(request)
+        changes = tuple(change for change in found.changes if change.path not in _MADE_BY_RUNSC)
+        return replace(found, changes=changes)
 
     async def examine(self) -> Examination:
         """Start a throw-away sandbox, and see that its kernel is gVisor's."""
