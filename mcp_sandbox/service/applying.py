@@ -5,7 +5,8 @@ how everything happens or nothing does.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -109,7 +110,8 @@ class ApplyService:
                     raise _conflicting(plan)
                 if dry_run or not plan.ready:
                     return Applied(plan=plan, done=False, sandbox=live)
-                brought = await Carrier(store, live, approve).carry(plan)
+                with _told("Nothing applied"):
+                    brought = await Carrier(store, live, approve).carry(plan)
                 await to_thread.run_sync(_note_home, live, brought)
         return Applied(plan=plan, done=True, sandbox=live)
 
@@ -131,7 +133,8 @@ class ApplyService:
                     "Nothing undone", why="nothing that came home to this project is remembered",
                     fix="Look at the project's version control",
                 )  # fmt: skip
-            paths = await to_thread.run_sync(undo_last, store, record, project)
+            with _told("Nothing undone"):
+                paths = await to_thread.run_sync(undo_last, store, record, project)
             await to_thread.run_sync(note_put_back, Path(record.sandbox), project, paths, record.overwritten)
             return Undone(paths=paths, at=record.at)
 
@@ -177,6 +180,18 @@ class ApplyService:
                 )  # fmt: skip
 
         return await to_thread.run_sync(plan)
+
+
+@contextmanager
+def _told(what: str) -> Generator[None]:
+    """Say in words what a file system refused; what was done by then is put back."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            what, why=f"the file system says: {os.strerror(error.errno or 0).lower()}",
+            fix="Look whether you may write there, and whether the disk is full; then try again",
+        ) from error  # fmt: skip
 
 
 def _require_way_home(record: SandboxRecord) -> None:

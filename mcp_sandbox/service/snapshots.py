@@ -250,6 +250,8 @@ class SnapshotService:
 
     async def _note_older(self, live: LiveSandbox, stored: StoredSnapshot) -> None:
         """Note that files may come back which rest on what the project held earlier than those that are there."""
+        if not live.record.project:
+            return
         since_ns = min(live.record.project_since_ns, stored.project_since_ns)
         if since_ns != live.record.project_since_ns:
             await self._sandboxes.note(live.record, project_since_ns=since_ns)

@@ -214,3 +214,16 @@ def test_only_what_can_be_carried_and_cannot_lead_out_comes_home(machine: Comman
         *("d", "d/f", "d/fine")
     ]
     assert not stat.S_IMODE((machine.project / "d/f").stat().st_mode) & 0o7000
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_what_the_file_system_refuses_is_told_in_words_and_nothing_is_applied(changed: CommandLine) -> None:
+    before = _tree(changed.project)
+    changed.project.chmod(0o555)
+    try:
+        refused = changed.run("apply")
+    finally:
+        changed.project.chmod(0o755)
+    assert refused.returncode == 2
+    assert b"Nothing applied: the file system says: permission denied" in refused.stderr
+    assert _tree(changed.project) == before
