@@ -154,7 +154,7 @@ def _checked_env(value: object) -> dict[str, str]:
 
 
 def _checked_names(value: object) -> tuple[str, ...]:
-    names = cast("list[object]", value) if isinstance(value, list) else [None]
+    names = cast("list[object]", value) if isinstance(value, list | tuple) else [None]
     checked = tuple(name for name in names if isinstance(name, str))
     if len(checked) != len(names):
         raise TypeError(f"denied is {value!r}")

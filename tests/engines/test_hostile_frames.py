@@ -56,17 +56,17 @@ async def still_serves(target: NamespacedGuest) -> None:
 
 async def revived(target: NamespacedGuest) -> None:
     """Start the agent again if it was told to end: out of step, bytes may well spell SHUTDOWN."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while True:
             assert target.init is not None
             if target.init.poll() is not None:
                 assert target.init.returncode == 0
                 target.start()
-            try:
-                target.connect_now().close()
-                return
-            except (FileNotFoundError, ConnectionRefusedError):
-                await anyio.sleep(0.01)
+            gone = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
+            with contextlib.suppress(*gone), RawPeer(target.connect_now()) as peer:
+                if peer.receive() is not None:  # one that is about to end takes connections, and greets nobody
+                    return
+            await anyio.sleep(0.01)
 
 
 WRONG_DATAGRAMS = {
@@ -166,6 +166,12 @@ async def test_unpacking_survives_thousands_of_nearly_right_trees(target: Namesp
     await still_serves(target)
 
 
+def _without_freeze(random_: random.Random) -> bytes:
+    """Return a message that stops nobody: whoever is served after one waits for the bridge that sent it to be gone."""
+    one = message(random_)
+    return one if len(one) < HEAD.size or one[8] != Type.FREEZE else frame(Type.PING, 1, b"")
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_bridge_survives_or_hangs_up_on_nearly_right_messages(target: NamespacedGuest, seed: int) -> None:
     random_ = random.Random(seed)
@@ -175,7 +181,7 @@ async def test_a_bridge_survives_or_hangs_up_on_nearly_right_messages(target: Na
         with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream):
             await stream.receive()
             for _ in range(random_.randrange(1, 60)):
-                await stream.send(b"".join(message(random_) for _ in range(random_.randrange(1, 9))))
+                await stream.send(b"".join(_without_freeze(random_) for _ in range(random_.randrange(1, 9))))
                 count += 1
                 with anyio.move_on_after(0.002):
                     await stream.receive(1 << 20)
