@@ -56,7 +56,7 @@ async def still_serves(target: NamespacedGuest) -> None:
 
 async def revived(target: NamespacedGuest) -> None:
     """Start the agent again if it was told to end: out of step, bytes may well spell SHUTDOWN."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(10):
         while True:
             assert target.init is not None
             if target.init.poll() is not None:
@@ -166,12 +166,6 @@ async def test_unpacking_survives_thousands_of_nearly_right_trees(target: Namesp
     await still_serves(target)
 
 
-def _without_freeze(random_: random.Random) -> bytes:
-    """Return a message that stops nobody: whoever is served after one waits for the bridge that sent it to be gone."""
-    one = message(random_)
-    return one if len(one) < HEAD.size or one[8] != Type.FREEZE else frame(Type.PING, 1, b"")
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_bridge_survives_or_hangs_up_on_nearly_right_messages(target: NamespacedGuest, seed: int) -> None:
     random_ = random.Random(seed)
@@ -181,7 +175,7 @@ async def test_a_bridge_survives_or_hangs_up_on_nearly_right_messages(target: Na
         with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream):
             await stream.receive()
             for _ in range(random_.randrange(1, 60)):
-                await stream.send(b"".join(_without_freeze(random_) for _ in range(random_.randrange(1, 9))))
+                await stream.send(b"".join(message(random_) for _ in range(random_.randrange(1, 9))))
                 count += 1
                 with anyio.move_on_after(0.002):
                     await stream.receive(1 << 20)
@@ -190,6 +184,20 @@ async def test_a_bridge_survives_or_hangs_up_on_nearly_right_messages(target: Na
         await revived(target)
     assert count > 50
     await still_serves(target)
+
+
+async def test_whoever_freezes_everything_again_and_goes_leaves_nobody_deaf(target: NamespacedGuest) -> None:
+    """What it starts meanwhile takes a while to stand still, so that several requests are under way."""
+    again = exec_payload(0, "/", ["sh", "-c", "while :; do :; done"], ["PATH=/usr/bin"])
+    for _ in range(20):
+        with RawPeer(await target.socket()) as peer:
+            peer.receive()
+            assert peer.send(frame(Type.FREEZE, 1, b""))
+            assert peer.receive() is not None
+            for number in range(2, 9):
+                peer.send(frame(Type.EXEC, number, again), 2)
+                peer.send(frame(Type.FREEZE, number + 10, b""))
+        await still_serves(target)
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 100, b"\0" * 11, b"", bytes(1 << 20), b"GET / HTTP/1.1\r\n\r\n"])

@@ -97,13 +97,16 @@ void forget_peer_of_kills(int peer) {
     if (s->root && s->peer == peer) s->peer = -1;
 }
 
+/* All of them: whoever froze everything may have asked for it again, and what is left would stop everybody for nobody. */
 void cancel_freeze(bool told) {
-  for (struct standstill **at = &begun; *at; at = &(*at)->next) {
+  for (struct standstill **at = &begun; *at;) {
     struct standstill *s = *at;
-    if (s->root) continue;
+    if (s->root) {
+      at = &s->next;
+      continue;
+    }
     if (told) answer_count(s->peer, s->id, -EBUSY);
     *at = s->next;
     free(s);
-    return;
   }
 }
