@@ -39,7 +39,7 @@ def denied_paths(project: str, globs: Sequence[str]) -> "list[str]":
     there later is seen.
     """
     denied = Denied(globs)
-    found = list(_walk(project, "", denied, 1))
+    found = list(_walk(project, denied))
     for path in denied.literal:
         parents = path.split("/")[:-1]
         above = ["/".join(parents[:count]) for count in range(1, len(parents) + 1)]
@@ -49,20 +49,20 @@ def denied_paths(project: str, globs: Sequence[str]) -> "list[str]":
     return found
 
 
-def _walk(project: str, relative: str, denied: Denied, depth: int) -> Iterator[str]:
-    directories: list[str] = []
-    try:
-        with os.scandir(os.path.join(project, relative)) as entries:  # noqa: PTH118
-            for entry in entries:
-                path = f"{relative}/{entry.name}" if relative else entry.name
-                if denied.hides(path):
-                    yield path
-                elif entry.is_dir(follow_symlinks=False) and (not denied.depth or depth < denied.depth):
-                    directories.append(path)
-    except OSError:  # it went meanwhile, or is nobody's to look into, so that no sandbox does either
-        return
-    for path in directories:
-        yield from _walk(project, path, denied, depth + 1)
+def _walk(project: str, denied: Denied) -> Iterator[str]:
+    waiting = [("", 1)]
+    while waiting:
+        relative, depth = waiting.pop()
+        try:
+            with os.scandir(os.path.join(project, relative)) as entries:  # noqa: PTH118
+                for entry in entries:
+                    path = f"{relative}/{entry.name}" if relative else entry.name
+                    if denied.hides(path):
+                        yield path
+                    elif entry.is_dir(follow_symlinks=False) and (not denied.depth or depth < denied.depth):
+                        waiting.append((path, depth + 1))
+        except OSError:  # it went meanwhile, or is nobody's to look into, so that no sandbox does either
+            continue
 
 
 def _is_directory(path: str) -> bool:

@@ -1,6 +1,7 @@
 """Which globs are about the workspace, and which are about the machine."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,11 @@ def test_a_path_is_hidden_exactly_if_it_or_one_above_it_is_denied(paths: set[str
                 parts = relative.split("/")
                 above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
                 assert any(each in found for each in above) is any(map(denied.hides, above)), (relative, globs)
+
+
+def test_a_deep_project_is_looked_at_to_its_end(tmp_path: Path) -> None:
+    deep = "/".join("d" * 1200)
+    subprocess.run(["mkdir", "-p", str(tmp_path / deep)], check=True)
+    (tmp_path / deep / ".env").touch()
+    assert denied_paths(str(tmp_path), ["**/.env"]) == [f"{deep}/.env"]
+    subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
