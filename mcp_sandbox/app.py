@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.service.services import Services
 
 __all__ = [
-    "DEFAULT_PROVIDER", "Arrangement", "apply_service", "arrange", "guarded_provider", "open_sandboxes",
+    "DEFAULT_PROVIDER", "Arrangement", "apply_service", "arrange", "command_gate", "guarded_provider", "open_sandboxes",
     "open_services", "template",
 ]  # fmt: skip
 
@@ -244,7 +244,7 @@ async def open_services(
             pool=pool,
             idle_s=lifetimes.idle_s,
         ) as sandboxes,
-        ExecutionService(sandboxes, gate=_gate(sandboxes.demands, commands)) as execution,
+        ExecutionService(sandboxes, gate=command_gate(sandboxes.demands, commands)) as execution,
         PortService(sandboxes) as ports,
         anyio.create_task_group() as tasks,
     ):
@@ -265,7 +265,8 @@ async def open_services(
         tasks.cancel_scope.cancel()
 
 
-def _gate(demands: Demands, more: "Sequence[CommandPolicy]" = ()) -> "CommandGate":
+def command_gate(demands: Demands, more: "Sequence[CommandPolicy]" = ()) -> "CommandGate":
+    """Return what lets commands through, by the rules of all layers."""
     from mcp_sandbox.service.command_gate import CommandGate
 
     return CommandGate([*more, *demands.commands], demands.unvouched_env)

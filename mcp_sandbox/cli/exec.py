@@ -11,6 +11,7 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox.app import command_gate
 from mcp_sandbox.cli.options import (
     add_image,
     add_limits,
@@ -92,9 +93,8 @@ async def _admit(sandboxes: SandboxService, options: argparse.Namespace, request
     if not sandboxes.demands.commands:
         return
     from mcp_sandbox.cli.asking import ask_at_terminal
-    from mcp_sandbox.service.command_gate import CommandGate
 
-    await CommandGate(sandboxes.demands.commands, sandboxes.demands.unvouched_env).admit(
+    await command_gate(sandboxes.demands).admit(
         shlex.join(request.argv),
         cwd=request.cwd,
         sandbox=options.sandbox or "default",

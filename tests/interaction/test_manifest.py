@@ -3,9 +3,28 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.interaction.wire_client import WireClient
 
 __all__: list[str] = []
+
+
+Configured = Callable[[str], Callable[[], WireClient]]
+
+
+@pytest.fixture
+def configured(start: Callable[..., WireClient], project: Path, tmp_path: Path) -> Configured:
+    """Write the user's own file; return what starts servers that read it."""
+
+    def configure(text: str) -> Callable[[], WireClient]:
+        config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
+        config.parent.mkdir(parents=True)
+        config.write_text(text)
+        environment = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+        return lambda: start("serve", "--project", str(project), env=environment)
+
+    return configure
 
 
 def test_what_a_manifest_says_holds_from_the_first_call(start: Callable[..., WireClient], project: Path) -> None:
@@ -47,27 +66,19 @@ def test_a_manifest_that_cannot_be_used_is_told_by_every_call_and_nothing_is_mad
     assert server.call("sandbox_list").text.startswith("No sandboxes")
 
 
-def test_what_tools_ask_for_is_within_what_the_operator_allows(
-    start: Callable[..., WireClient], project: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
-    config.parent.mkdir(parents=True)
-    config.write_text("policy: {providers: [local], images: [dev]}\n")
-    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+def test_what_tools_ask_for_is_within_what_the_operator_allows(configured: Configured) -> None:
+    serve = configured("policy: {providers: [local], images: [dev]}\n")
+    server = serve()
     assert not server.exec("true").is_error
     refused = server.call("sandbox_create", image="other")
     assert "Image 'other' refused: the policy allows only dev" in refused.text
 
 
-def test_the_strictest_layer_decides_about_commands(
-    start: Callable[..., WireClient], project: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
-    config.parent.mkdir(parents=True)
-    config.write_text("capabilities: {commands: {denied: [dd]}}\n")
+def test_the_strictest_layer_decides_about_commands(configured: Configured, project: Path) -> None:
+    serve = configured("capabilities: {commands: {denied: [dd]}}\n")
     rule = "{rule: git push *, decision: deny, reason: nobody pushes from here, match: [git push origin]}"
     (project / "mcp-sandbox.yaml").write_text(f"capabilities: {{commands: {{allowed: [git, dd], rules: [{rule}]}}}}\n")
-    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    server = serve()
     assert not server.exec("git --version").is_error
     denied = server.exec("echo x | dd of=y")
     assert "says" in denied.text
@@ -108,30 +119,24 @@ def test_snap03_a_snapshot_of_a_laxer_time_does_not_bring_back_what_is_denied_no
     assert "canary" not in strict.exec("cat .env").text
 
 
-def test_the_agent_chooses_no_provider_that_the_operator_did_not_name(
-    start: Callable[..., WireClient], project: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
-    config.parent.mkdir(parents=True)
-    config.write_text("sandbox: {provider: local}\n")
-    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+def test_the_agent_chooses_no_provider_that_the_operator_did_not_name(configured: Configured) -> None:
+    serve = configured("sandbox: {provider: local}\n")
+    server = serve()
     assert not server.exec("true").is_error
     assert "the policy allows only local" in server.call("sandbox_create", provider="memory").text
 
 
 def test_cmd05_variables_of_a_project_are_weighed_against_the_users_allow_list(
-    start: Callable[..., WireClient], project: Path, tmp_path: Path
+    configured: Configured, project: Path
 ) -> None:
-    config = tmp_path / "config" / "mcp-sandbox" / "config.yaml"
-    config.parent.mkdir(parents=True)
-    config.write_text("capabilities: {commands: {allowed: [echo], default: deny}}\nenv: {OWN: user}\n")
-    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    serve = configured("capabilities: {commands: {allowed: [echo], default: deny}}\nenv: {OWN: user}\n")
+    server = serve()
     assert server.exec("echo $OWN").body.split()[-1] == "user"
     (project / "mcp-sandbox.yaml").write_text("env: {BASH_ENV: /workspace/evil.sh}\n")
-    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    server = serve()
     assert "the variable BASH_ENV may change what an allowed command does" in server.exec("echo hi").text
     (project / "mcp-sandbox.yaml").write_text("env: {APP_ENV: test}\n")
-    server = start("serve", "--project", str(project), env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    server = serve()
     assert server.exec("echo $APP_ENV").body.split()[-1] == "test"
 
 
